@@ -189,9 +189,9 @@ class LoaderOptions:
 
     shuffle_buffer_size: int | str | None = _option(None, SPLITS, checks.window)
     """Number of rows of a lane in each window whose rows are permuted; None or 0: no windows. As text, such as "2GiB":
-    the memory of a rank, from which windows and reads are sized, and which is an error where it is not enough; see
-    docs/engines.md#memory. Where documents are cut anywhere, `Pack(strategy="concat")`, so many documents of a row
-    group are permuted before they are cut."""
+    the memory of a rank, by which reads, and windows of what is shuffled, are sized; see docs/engines.md#memory. Where
+    documents are cut anywhere, `Pack(strategy="concat")`, so many documents of a row group are permuted before they are
+    cut."""
 
     count_filtered: bool = _option(True, SPLITS, checks.switch)
     """Count the rows that pass a row filter before training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench.shapes import held
-from torch_table_loader import ConfigError, Explanation, Pack, StructuredDataset
+from bench.shapes import as_a_store, held, own_pool
+from torch_table_loader import ConfigError, Explanation, Pack, StructuredDataset, TableError
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 
 FILES, ROWS, COLUMNS = 8, 60_000, 8
@@ -86,6 +87,11 @@ def test_windows_grow_with_the_memory(table: Path, shuffle: Any) -> None:
     assert 1.8 * few <= more <= 2.2 * few
 
 
+def test_memory_alone_shuffles_nothing(table: Path) -> None:
+    found = ids(table, shuffle=False, num_workers=1, shuffle_buffer_size="64MiB")
+    assert [row for batch in found for row in batch] == list(range(FILES * ROWS))
+
+
 def test_without_a_limit_memory_is_divided_as_of_one_gibibyte(table: Path) -> None:
     assert ids(table, shuffle=True) == ids(table, shuffle=True, shuffle_buffer_size="1GiB")
 
@@ -145,3 +151,61 @@ def test_less_is_fetched_ahead_where_memory_is_small(table: Path) -> None:
 def test_what_is_no_memory_is_refused(given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"shuffle_buffer_size .*{said}"):
         StructuredDataset("t", shuffle_buffer_size=given)
+
+
+_HUGE: dict[str, dict[str, Any]] = {
+    "a text": {"use_dictionary": False},
+    "a text in a dictionary": {"dictionary_pagesize_limit": 1 << 30},
+    "pages of version 2": {"data_page_version": "2.0", "use_dictionary": False, "compression": "zstd"},
+    "long statistics": {"use_dictionary": False, "write_statistics": True, "max_rows_per_page": 7},
+}
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
+@pytest.mark.parametrize("how", _HUGE)
+def test_a_value_that_alone_exceeds_the_memory_is_refused_before_it_is_paid(
+    tmp_path: Path, how: str, *, far: bool
+) -> None:
+    """The error names the file, the row group, the column and the size, and what it advises helps."""
+    texts = [f"{row:05}" for row in range(40_000)]
+    texts[30_000] = "x" * (70 << 20)
+    data = pa.table({"id": range(40_000), "note": texts, "n": range(40_000)})
+    pq.write_table(data, tmp_path / "a.parquet", row_group_size=20_000, **_HUGE[how])
+    options: dict[str, Any] = {"batch_size": 200, "num_workers": 0, "output_format": "arrow"}
+    said = (
+        r"a\.parquet.*column 'note' in row group 1 comes to 70.* MiB, and a rank may hold 64 MiB.*leave the column out"
+    )
+    with as_a_store() if far else nullcontext():
+        loader, _ = StructuredDataset.create_dataloader(str(tmp_path), shuffle_buffer_size="64MiB", **options)
+        with own_pool() as pool, pytest.raises(TableError, match=said):
+            for _ in loader:
+                pass
+        assert (pool.max_memory() or 0) < 32 << 20
+        more, _ = StructuredDataset.create_dataloader(str(tmp_path), shuffle_buffer_size="1GiB", **options)
+        assert sum(batch.num_rows for batch in more) == 40_000
+        fewer, _ = StructuredDataset.create_dataloader(
+            str(tmp_path), shuffle_buffer_size="64MiB", columns=["id", "n"], **options
+        )
+        assert sum(batch.num_rows for batch in fewer) == 40_000
+
+
+def test_many_values_that_exceed_the_memory_together_are_read(tmp_path: Path) -> None:
+    texts = [f"{row:05}".ljust(20_000, "x") for row in range(6_000)]
+    pq.write_table(pa.table({"note": texts}), tmp_path / "a.parquet", use_dictionary=False)
+    found = held(tmp_path, batch_size=16, num_workers=0, output_format="arrow", shuffle_buffer_size="64MiB")
+    assert found.used <= found.bound <= 64 << 20
+
+
+def test_damaged_headers_of_pages_are_told_of_as_damage(tmp_path: Path) -> None:
+    """The sizes of pages are looked at before anything says whether they are sound."""
+    path = tmp_path / "a.parquet"
+    texts = [f"{row:05}".ljust(20_000, "x") for row in range(6_000)]
+    pq.write_table(pa.table({"note": texts}), path, use_dictionary=False, compression="none")
+    data = bytearray(path.read_bytes())
+    data[4:12] = b"\xff" * 8
+    path.write_bytes(bytes(data))
+    loader, _ = StructuredDataset.create_dataloader(
+        str(path), batch_size=16, num_workers=0, output_format="arrow", shuffle_buffer_size="64MiB"
+    )
+    with pytest.raises(TableError, match=r"damaged|a\.parquet"):
+        next(iter(loader))

@@ -100,7 +100,8 @@ def open_stream(
     if (mixing := planner.topology.mixing) is not None and read_rows < largest:
         read_rows = min(read_rows, max(1, mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
-    reader = table.reader(columns, options.filters, row_ids=ids, max_rows=read_rows, stage=stage, encoded=encoded)
+    most = {"max_rows": read_rows, "max_bytes": options.memory}
+    reader = table.reader(columns, options.filters, row_ids=ids, stage=stage, encoded=encoded, **most)
     schema = delivered(table, reader.schema, options)
     make_codec(with_padding(schema, planner.topology), TypePolicy.of(options))
     stores = [table.storage, *([] if cache is None else [cache])]

@@ -302,13 +302,13 @@ def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int, held: 
 
 
 def with_windows(planner: Planner, options: LoaderOptions, row_bytes: int, stage: RowStage | None) -> Planner:
-    """Let a planner shuffle in windows that are sized by a rank's memory, if that was asked for and nothing is mixed.
+    """Let a planner shuffle in windows that are sized by a rank's memory, if nothing is mixed.
 
     Args:
         row_bytes: decoded bytes of a row, about.
     """
     topology = planner.topology
-    if not options.limits_memory or topology.mixing is not None:
+    if not (options.limits_memory and options.shuffle) or topology.mixing is not None:
         return planner
     made = None if stage is None else stage.row_bytes
     window = window_of_a_lane(made or row_bytes, topology.lanes, options.memory)

@@ -72,6 +72,15 @@ class EncodingReader(Protocol):
 
 
 @runtime_checkable
+class LimitingReader(Protocol):
+    """A format reader that finds out before it decodes what would come to more bytes than there may be."""
+
+    def limited(self, num_bytes: int) -> FormatReader:
+        """Return a reader whose open files raise a TableError for what alone comes to more bytes once it is decoded."""
+        ...
+
+
+@runtime_checkable
 class SharingReader(Protocol):
     """A format reader that can decode one row group with several threads."""
 

@@ -78,7 +78,7 @@ class LoaderKeywords(MixedKeywords, total=False):
     weights: Weights | str | None
     split_size: int | str | None
     split_strategy: Any
-    shuffle_buffer_size: int | None
+    shuffle_buffer_size: int | str | None
     count_filtered: bool
     batch_by: BatchBy | None
     schema: Any

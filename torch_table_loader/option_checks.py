@@ -85,8 +85,8 @@ def split_size(name: str, value: Any) -> int | str:
     return size(name, value) if isinstance(value, str) else integer(name, value, 1, MOST_ROWS)
 
 
-def window(name: str, value: Any) -> int | None:
-    return integer(name, value, 0, MOST_ROWS) or None
+def window(name: str, value: Any) -> int | str | None:
+    return size(name, value) if isinstance(value, str) else integer(name, value, 0, MOST_ROWS) or None
 
 
 def epochs(name: str, value: Any) -> int | str:

@@ -36,6 +36,9 @@ MOST_SAMPLES = 2**40
 
 DEFAULT_RETRY_SECONDS = 120.0
 
+DEFAULT_MEMORY = 1 << 30
+"""Bytes of a rank that are divided over what it holds where the caller does not say how many it may hold."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pad:
@@ -379,10 +382,12 @@ class RemoteOptions:
     cache_bytes: int = 64 << 30
     verify_checksums: bool | Literal["all"] = True
 
-    @property
-    def ahead_bytes(self) -> int:
-        """The bytes that are fetched ahead; unless the caller says so, enough for a line of 10 Gbit/s over 100 ms."""
-        return 128 << 20 if self.read_ahead_bytes is None else self.read_ahead_bytes
+    def ahead_bytes(self, memory: int = DEFAULT_MEMORY) -> int:
+        """Return the bytes that are fetched ahead: an eighth of a rank's memory, unless the caller says how many.
+
+        By default this is enough for a line of 10 Gbit/s over 100 ms, and never more.
+        """
+        return min(memory, DEFAULT_MEMORY) // 8 if self.read_ahead_bytes is None else self.read_ahead_bytes
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> RemoteOptions:

@@ -19,6 +19,7 @@ from torch_table_loader import option_checks as checks
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.option_values import (
+    DEFAULT_MEMORY,
     Budget,
     ColumnFunctions,
     ColumnsOption,
@@ -189,9 +190,11 @@ class LoaderOptions:
     split_strategy: Any = _option(None, SPLITS)
     """An object, the name of an installed entry point, or None: target size; see docs/strategies.md."""
 
-    shuffle_buffer_size: int | None = _option(None, SPLITS, checks.window)
-    """Number of rows of a lane in each window whose rows are permuted; None or 0: no windows. Where documents are cut
-    anywhere, `Pack(strategy="concat")`, so many documents of a row group are permuted before they are cut."""
+    shuffle_buffer_size: int | str | None = _option(None, SPLITS, checks.window)
+    """Number of rows of a lane in each window whose rows are permuted; None or 0: no windows. As text, such as "2GiB":
+    the memory of a rank, by which reads, and windows of what is shuffled, are sized; see docs/engines.md#memory. Where
+    documents are cut anywhere, `Pack(strategy="concat")`, so many documents of a row group are permuted before they are
+    cut."""
 
     count_filtered: bool = _option(True, SPLITS, checks.switch)
     """Count the rows that pass a row filter before training."""
@@ -259,6 +262,11 @@ class LoaderOptions:
         self._check_budget()
         self._check_files()
         self._check_cache()
+        if self.limits_memory and self.samples.joins_rows:
+            raise ConfigError(
+                f"shuffle_buffer_size={self.shuffle_buffer_size!r} sizes windows of rows, and where documents are cut "
+                "anywhere it counts documents; pass an int"
+            )
         if self.pack is not None:
             self.pack.check_beside({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
@@ -411,9 +419,30 @@ class LoaderOptions:
         return names_of(self.columns)
 
     @property
+    def window(self) -> int | None:
+        """Rows, or documents, that are shuffled together; None where nobody said how many."""
+        return None if isinstance(self.shuffle_buffer_size, str) else self.shuffle_buffer_size
+
+    @property
     def row_window(self) -> int | None:
         """Rows that are shuffled together; None where they are parts of samples, of which the whole is shuffled."""
-        return None if self.samples.joins_rows else self.shuffle_buffer_size
+        return None if self.samples.joins_rows else self.window
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether the caller says how many bytes a rank may hold."""
+        return isinstance(self.shuffle_buffer_size, str)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of a rank by which windows, reads and what is fetched ahead are sized."""
+        asked = self.shuffle_buffer_size
+        return parse_bytes(asked) if isinstance(asked, str) else DEFAULT_MEMORY
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Compressed bytes that each process fetches ahead of decoding."""
+        return self.remote.ahead_bytes(self.memory)
 
     @property
     def lanes(self) -> int:

@@ -166,7 +166,7 @@ class FetchSettings:
         """Build from the caller's options. Raises ConfigError if the cache's folder cannot be used."""
         remote = options.remote
         cache = None if remote.cache_dir is None else far().open_cache(remote.cache_dir, remote.cache_bytes)
-        return cls(remote.ahead_bytes, cache, near=remote.read_ahead_bytes is not None and cache is None)
+        return cls(options.ahead_bytes, cache, near=remote.read_ahead_bytes is not None and cache is None)
 
     def shared_by(self, threads: int) -> FetchSettings:
         """Return the settings of one of several threads that fetch side by side."""

@@ -163,7 +163,8 @@ def test_the_memory_bound_grows_with_the_options(tmp_path: Path, monkeypatch: py
         return make(path, batch_size=100, split_size=1000, **options)[1].explain().memory_bound
 
     assert bound(num_workers=6) == 2 * bound(num_workers=3)
-    assert bound(shuffle_buffer_size=1000) == bound() + 2 * 3 * 1000 * 16
+    windows, read = 6 * 1000, 100
+    assert bound(shuffle_buffer_size=1000) == bound() + 3 * 16 * (windows + read - 4 * 100)
     assert bound(prefetch_batches=50) > bound()
     assert bound(worker_type="process", prefetch_batches=1) < bound(worker_type="process")
     assert bound(shuffle_buffer_size=10**6) == bound(shuffle_buffer_size=10**9)  # a lane has only so many rows

@@ -142,6 +142,7 @@ class Explanation:
         memory_expected: bytes of decoded rows in flight that this rank comes to, if values have the assumed widths: the
             bound, or all of its rows if they are fewer.
         memory_bound: maximum of these bytes, however long the table is.
+        ranks_on_node: ranks that the launcher started on this machine, each of which may hold as much.
         collated_batches: maximum number of waiting results of the caller's functions, beside those rows; 0 without
             functions. The size of a result is unknown.
         footer_bytes: bytes of footers in memory.
@@ -177,6 +178,7 @@ class Explanation:
     schema: tuple[tuple[str, str], ...]
     memory_expected: int
     memory_bound: int
+    ranks_on_node: int
     collated_batches: int
     footer_bytes: int
     notes: tuple[str, ...]
@@ -187,6 +189,11 @@ class Explanation:
     order: OrderSample = field(repr=False)
     fetch: FetchPlan | None = None
     packing: Any = None
+
+    @property
+    def node_bound(self) -> int:
+        """Maximum of the bytes in flight on this machine: of all its ranks, of which each has windows of its own."""
+        return self.ranks_on_node * self.memory_bound
 
     @property
     def pruning(self) -> tuple[PruningStep, ...]:
@@ -253,6 +260,7 @@ class Explanation:
             ("stored", Size(self.stored_bytes)),
             ("steps of this rank", self.steps, f"of {self.batch_size:,} rows"),
             ("memory", Size(self.memory_expected), "of rows in flight; the bound is", Size(self.memory_bound)),
+            *self._of_the_node(),
         ]
 
     def _sections(self) -> Iterator[tuple[str, *tuple[Table | Dots | str, ...]]]:
@@ -303,11 +311,16 @@ class Explanation:
     def _memory(self) -> Iterator[tuple[Cell, ...]]:
         yield "rows in flight", Size(self.memory_expected)
         yield "rows in flight at most", Size(self.memory_bound)
+        yield from self._of_the_node()
         yield "footers that are held", Size(self.footer_bytes)
         if self.fetch is not None:
             yield "fetched ahead at most, a process", Size(self.fetch.ahead_bytes)
         if self.collated_batches:
             yield "collated batches that wait at most", self.collated_batches
+
+    def _of_the_node(self) -> Iterator[tuple[Cell, ...]]:
+        if self.ranks_on_node > 1:
+            yield f"memory of the {self.ranks_on_node:,} ranks of this node at most", Size(self.node_bound)
 
 
 def _in_line(name: Cell, value: Cell, *notes: Cell) -> tuple[Cell, ...]:

@@ -5,26 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_table_loader.arrow.buffers import ROUNDED_PARTS
+from torch_table_loader.option_values import DEFAULT_MEMORY
 from torch_table_loader.planning.ranks import Mixing
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
 
-CHUNK_BYTES = 8 * 1024 * 1024
-"""Decoded bytes that a lane aims at with each read of a part of a row group."""
+CHUNK_BYTES = DEFAULT_MEMORY // 128
+"""Decoded bytes that a lane aims at with each read of a part of a row group, where a rank has no less memory."""
 
-WHOLE_BYTES = 4 * CHUNK_BYTES
-"""Decoded bytes up to which a lane reads a row group whole, which costs less than reading its parts."""
+_WHOLE_CHUNKS = 4
+"""Such reads that a row group is at most if it is read whole, which costs less than reading its parts."""
 
 CHUNK_BATCHES = 4
 """Batches of a read where they are larger than that, so that few batches are joined over reads."""
 
 LANE_COPIES = 3
-"""Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches."""
+"""Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches. Rows
+of windows are copied once more, as they turn."""
 
-BLOCK_BYTES = 4 * 1024 * 1024
-"""Bytes of a block that crosses a process, where a batch is smaller."""
+BLOCK_BYTES = CHUNK_BYTES // 2
+"""Bytes of a block that crosses a process, where a batch is smaller, and a rank has no less memory."""
 
 BLOCKS_AHEAD = 2
 """Blocks of a lane that wait to be taken, where the caller set no `prefetch_batches`.
@@ -38,8 +40,11 @@ LENT_SLOTS = 2
 SPARE_SLOTS = 2 + LENT_SLOTS
 """Slots of shared memory beside those of blocks that wait: one is written, one copied out, others are lent."""
 
-MIXING_BYTES = 128 * 1024 * 1024
-"""Decoded bytes of a rank's rows that are held for mixing."""
+_MIXING_SHARE = 8
+"""The part of a rank's memory, one of so many, that two windows of mixed rows have. Others wait beside them."""
+
+_WINDOW_SHARE = 12
+"""The same of a window of all lanes together, where each lane has its own: several wait there too."""
 
 MIXED_WINDOWS = 12
 """Windows of an epoch of a rank, at least, where it has enough rows for as many."""
@@ -51,13 +56,13 @@ MIXED_SPLITS = 64
 """Splits of a table that is mixed, at least, as far as row groups allow: ranks have several for each that is open."""
 
 OPEN_SPLITS = 16
-"""Splits that a rank reads side by side where it mixes them, if `OPEN_BYTES` are enough for them."""
+"""Splits that a rank reads side by side where it mixes them, if a part of its memory is enough for them."""
 
 LEAST_OPEN_SPLITS = 4
 """Splits that are read side by side, whatever they hold."""
 
-OPEN_BYTES = 256 * 1024 * 1024
-"""About what the splits that a rank reads side by side may hold together."""
+_OPEN_SHARE = 4
+"""The part of a rank's memory, one of so many, that the splits may hold that are read side by side."""
 
 PAGES_BYTES = 3 * 1024 * 1024
 """About what an open column holds beside its rows: a dictionary, and a page before and after decompression."""
@@ -65,20 +70,31 @@ PAGES_BYTES = 3 * 1024 * 1024
 _GATHER_BYTES = 2 * CHUNK_BYTES
 
 
-def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
-    """Size a read: whole row groups, if they are large enough and no larger than `WHOLE_BYTES`.
+def _within(num_bytes: int, memory: int) -> int:
+    """Return fewer bytes in proportion where a rank has less memory than the default."""
+    return num_bytes * min(memory, DEFAULT_MEMORY) // DEFAULT_MEMORY
+
+
+def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0, memory: int = DEFAULT_MEMORY) -> int:
+    """Size a read: whole row groups, if they are large enough and no larger than four parts of one.
 
     The rows of the largest row group are 0 if unknown.
 
     Elsewhere a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger.
 
+    Args:
+        memory: of a rank; reads are smaller where it is less than the default.
+
     >>> rows_of_a_read(64, 8192, 100_000), rows_of_a_read(64, 8192, 10**6), rows_of_a_read(2000, 8192, 12_500)
     (100000, 131072, 32768)
+    >>> rows_of_a_read(64, 512, 100_000, 16 << 20)
+    2048
     """
-    if CHUNK_BATCHES * batch_size <= group_rows <= WHOLE_BYTES // row_bytes:
+    chunk = _within(CHUNK_BYTES, memory)
+    if CHUNK_BATCHES * batch_size <= group_rows <= _WHOLE_CHUNKS * chunk // row_bytes:
         return group_rows
-    most = 8 * CHUNK_BYTES // row_bytes
-    aimed = max(CHUNK_BYTES // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
+    most = 8 * chunk // row_bytes
+    aimed = max(chunk // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
     return -(-aimed // batch_size) * batch_size
 
 
@@ -102,22 +118,27 @@ def page_bytes(row_bytes: int, group_rows: int, read_rows: int, columns: int) ->
     return min(PAGES_BYTES * columns, 2 * row_bytes * group_rows)
 
 
-def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None, held: int) -> Mixing:
+def mixing_of(
+    row_bytes: int, rows: int, batch_size: int, window: int | None, held: int, memory: int = DEFAULT_MEMORY
+) -> Mixing:
     """Size how a rank of so many rows mixes its splits; `window` is what the caller asked for, in rows.
 
-    A window has at most half of `MIXING_BYTES`, since one is filled while another is taken, and at most a part of the
-    rank's rows, since a resume reads it again. In threads, full windows wait as well: see `rows_in_flight`.
+    A window has at most half of what its rank's memory has for mixing, since one is filled while another is taken, and
+    at most a part of the rank's rows, since a resume reads it again.
 
     Args:
         held: what an open split holds; see `open_bytes`.
+        memory: of a rank.
 
     >>> mixing_of(64, 10**6, 1024, None, 4 << 20), mixing_of(64, 10**6, 1024, 5000, 1 << 30)
     (Mixing(rows=83333, splits=16), Mixing(rows=5000, splits=4))
+    >>> mixing_of(64, 10**6, 1024, None, 4 << 20, 64 << 20)
+    Mixing(rows=65536, splits=4)
     """
-    splits = max(LEAST_OPEN_SPLITS, min(OPEN_SPLITS, OPEN_BYTES // max(1, held)))
+    splits = max(LEAST_OPEN_SPLITS, min(OPEN_SPLITS, memory // _OPEN_SHARE // max(1, held)))
     if window is None:
         part = max(rows // MIXED_WINDOWS, LEAST_MIXED_BATCHES * batch_size)
-        window = max(1, min(MIXING_BYTES // (2 * row_bytes), part))
+        window = max(1, min(memory // (2 * _MIXING_SHARE * row_bytes), part))
     return Mixing(window, splits)
 
 
@@ -128,6 +149,15 @@ def reads_ahead(threads: int) -> int:
     (4, 0)
     """
     return threads + 2 if threads else 0
+
+
+def window_of_a_lane(row_bytes: int, lanes: int, memory: int) -> int:
+    """Size the windows of lanes that are shuffled each alone.
+
+    >>> window_of_a_lane(64, 4, 1 << 30)
+    349525
+    """
+    return max(1, memory // (_WINDOW_SHARE * lanes * row_bytes))
 
 
 def batches_of_sequences(sequence_bytes: int, batch_size: int) -> int:
@@ -162,7 +192,7 @@ def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
 
 
 def blocks_of_a_process(
-    row_bytes: int, batch_size: int, prefetch_batches: int | None, *, collated: bool
+    row_bytes: int, batch_size: int, prefetch_batches: int | None, *, collated: bool, memory: int = DEFAULT_MEMORY
 ) -> tuple[int, int]:
     """Return how many batches cross a process together, and how many such blocks of a lane wait to be taken.
 
@@ -172,7 +202,7 @@ def blocks_of_a_process(
     >>> blocks_of_a_process(64, 8192, None, collated=False), blocks_of_a_process(64, 8192, 4, collated=True)
     ((8, 2), (1, 4))
     """
-    batches = 1 if collated else max(1, BLOCK_BYTES // (row_bytes * batch_size))
+    batches = 1 if collated else max(1, _within(BLOCK_BYTES, memory) // (row_bytes * batch_size))
     if prefetch_batches is None:
         return batches, BLOCKS_AHEAD
     batches = min(batches, prefetch_batches)
@@ -212,7 +242,7 @@ def mixed_rows_in_flight(options: LoaderOptions, window: int, copies: int, block
     if not options.processes:
         return held
     block_batches, blocks_ahead = blocks
-    return held + (2 + (blocks_ahead + SPARE_SLOTS) * 5 // 4) * block_batches * options.batch_size
+    return held + (2 + (blocks_ahead + SPARE_SLOTS) * 5 // 4) * block_batches * options.most_rows
 
 
 def collated_ahead(options: LoaderOptions, lanes: int) -> int:

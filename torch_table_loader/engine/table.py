@@ -102,6 +102,7 @@ class Table:
         max_rows: int = DEFAULT_MAX_ROWS,
         stage: RowStage | None = None,
         encoded: Collection[str] = (),
+        max_bytes: int = 0,
     ) -> TaskReader:
         """Make what reads the table's rows, deletes left out.
 
@@ -109,6 +110,7 @@ class Table:
             row_ids: whether the last column is each row's ordinal among all physical rows.
             stage: makes other rows from the live ones; None delivers them as they are.
             encoded: columns of strings that may come as dictionaries.
+            max_bytes: that a value alone may come to; see `TaskReader`.
         """
         return TaskReader(
             self.storage,
@@ -122,6 +124,7 @@ class Table:
             deletes=self.deletes,
             stage=stage,
             encoded=encoded,
+            max_bytes=max_bytes,
         )
 
     def first_rows(self, columns: Sequence[str], filters: Any, count: int) -> pa.Table:

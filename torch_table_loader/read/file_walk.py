@@ -17,7 +17,7 @@ from torch_table_loader.arrow.arrays import take_rows
 from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import EncodingReader, SharingReader, ThinningFile
+from torch_table_loader.format_contracts import EncodingReader, LimitingReader, SharingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import Segment
@@ -184,6 +184,7 @@ class FileWalk:
     """Opens a file and reads its runs; `row` is the first row not yet read, also when reading has failed.
 
     Args:
+        max_bytes: that a value alone may come to; 0: any.
         may_thin: whether rows that do not live may be left out while decoding, if the file can do that.
         live_known: whether some row of each piece is known to live.
         shares: whether several threads may decode a row group; local files only: it cannot be cancelled.
@@ -196,6 +197,7 @@ class FileWalk:
         storage: Storage,
         plan: FilePlan,
         max_rows: int,
+        max_bytes: int,
         *,
         may_thin: bool,
         live_known: bool,
@@ -220,6 +222,8 @@ class FileWalk:
         reader = reader_of(plan.file, verify_checksums=verify_checksums)
         if plan.encoded and isinstance(reader, EncodingReader):
             reader = reader.encoding(plan.encoded)
+        if max_bytes and isinstance(reader, LimitingReader):
+            reader = reader.limited(max_bytes)
         if shares and storage.is_local and isinstance(reader, SharingReader):
             reader = reader.sharing()
         self._reader = reader

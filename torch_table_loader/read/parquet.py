@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch_table_loader.format_contracts import (
     BoundsReader,
     EncodingReader,
     HoldingReader,
+    LimitingReader,
     ListBoundsReader,
     ListCountingReader,
     NullProvingReader,
@@ -49,7 +50,16 @@ from torch_table_loader.read.parquet_footer import (
     read_footer,
     refuse_unsafe,
 )
-from torch_table_loader.read.parquet_sizes import Decoded, decoded_size, levels_size, seen_rows, variable_leaves
+from torch_table_loader.read.parquet_pages import refuse_large_pages
+from torch_table_loader.read.parquet_sizes import (
+    Decoded,
+    decoded_size,
+    large_pages_size,
+    leaves_of,
+    levels_size,
+    seen_rows,
+    variable_leaves,
+)
 from torch_table_loader.read.reader_base import PARTS, bounded, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
@@ -78,6 +88,7 @@ _GROWTH = 8
 @dataclass(frozen=True, slots=True)
 class ParquetReader(
     EncodingReader,
+    LimitingReader,
     SharingReader,
     NullProvingReader,
     ListCountingReader,
@@ -90,7 +101,7 @@ class ParquetReader(
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
     `encoded` are columns of strings that come as dictionaries if a file has them so. Where `shares` is set, threads
-    of Arrow's pool share the columns of each row group.
+    of Arrow's pool share the columns of each row group. No page may come to more than `most_bytes`, if that is not 0.
     """
 
     name: str = "parquet"
@@ -99,11 +110,16 @@ class ParquetReader(
     verify_checksums: bool = True
     encoded: frozenset[str] = frozenset()
     shares: bool = False
+    most_bytes: int = 0
     columnar = True
 
     @override
     def encoding(self, columns: frozenset[str]) -> ParquetReader:
         return replace(self, encoded=columns)
+
+    @override
+    def limited(self, num_bytes: int) -> ParquetReader:
+        return replace(self, most_bytes=num_bytes)
 
     @override
     def sharing(self) -> ParquetReader:
@@ -187,15 +203,18 @@ class ParquetReader(
 
     @override
     def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
-        num_rows, levels = max(1, meta.group_rows[group]), 0
+        num_rows, levels, pages = max(1, meta.group_rows[group]), 0, _PAGES_BYTES * len(columns)
         if meta.footer is not None:
             parsed = parse(meta.footer)
-            levels = levels_size(parsed, group, variable_leaves(parsed, meta.schema, columns)[1])
+            leaves = variable_leaves(parsed, meta.schema, columns)[1]
+            levels = levels_size(parsed, group, leaves)
+            pages += large_pages_size(parsed, group, leaves)
         most = max(row_bytes, self.decoded_bytes(meta, group, columns)[0] // num_rows) + levels // num_rows
-        if max_rows >= num_rows:
-            return num_rows * most
+        pages = min(pages, 2 * meta.group_bytes[group])
+        if max_rows >= num_rows:  # a few columns are decoded at a time
+            return num_rows * most + pages // max(1, len(columns))
         # Arrow keeps the memory of the values of one read for the next, and makes room for twice as many.
-        return 2 * max_rows * most + min(_PAGES_BYTES * len(columns), 2 * meta.group_bytes[group])
+        return 2 * max_rows * most + pages
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
@@ -223,7 +242,16 @@ class ParquetReader(
                 stored = opened(None, parse_as_bytes(file.name, _footer_of(file, meta)))
                 instants = Instants(file.name, names, unit or "ns", by_schema, stored)
             handle = opened(unit, parsed)
-            return ParquetFile(handle, source, meta, instants, coded=coded, shares=self.shares, name=file.name)
+            return ParquetFile(
+                handle,
+                source,
+                meta,
+                instants,
+                coded=coded,
+                shares=self.shares,
+                name=file.name,
+                most_bytes=self.most_bytes,
+            )
         except BaseException:
             source.close()
             raise
@@ -249,8 +277,10 @@ class ParquetFile(ThinningFile):
         coded: Sequence[str] = (),
         shares: bool = False,
         name: str = "the file",
+        most_bytes: int = 0,
     ) -> None:
         self._name = name
+        self._most_of_a_page = most_bytes
         self._handle = handle
         self._source = source
         self._meta = meta
@@ -268,7 +298,7 @@ class ParquetFile(ThinningFile):
     @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         wanted = list(columns)
-        self._refuse_encrypted(wanted)
+        self._refuse(groups, wanted)
         for call, first in self._calls(groups, wanted, max_rows):
             read = self._streamed(call, wanted, first, max_rows) if first else self._table(call[0], wanted).to_batches()
             for batch in read:
@@ -334,9 +364,15 @@ class ParquetFile(ThinningFile):
         num_rows = self._rows_of(group)
         return max_rows < 2 * num_rows <= 2 * max_rows
 
-    def _refuse_encrypted(self, columns: Sequence[str]) -> None:
+    def _refuse(self, groups: Iterable[int], columns: Sequence[str]) -> None:
+        """Refuse columns that are encrypted, or too large."""
         if self._encrypted and (found := [name for name in columns if name in self._encrypted]):
             raise encrypted_error(self._name, found)
+        if self._most_of_a_page:
+            most, parsed = self._most_of_a_page, self._handle.metadata
+            large = [group for group in groups if self._meta.group_bytes[group] > most]
+            for group in large:
+                refuse_large_pages(self._source, parsed, group, leaves_of(parsed, columns), most)
 
     @override
     def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
@@ -346,7 +382,7 @@ class ParquetFile(ThinningFile):
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
         # A few columns at a time, whose kept rows are copied while caches hold them.
         names = list(columns)
-        self._refuse_encrypted(names)
+        self._refuse([group], names)
         at_once = max(1, _VALUES_TO_COPY // max(1, num_rows)) if kept is not None else max(1, len(names))
         fields: list[pa.Field] = []
         arrays: list[pa.Array] = []

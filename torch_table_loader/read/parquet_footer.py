@@ -179,7 +179,7 @@ def chunk_ranges(
     found = []
     for number in groups:
         group = parsed.row_group(number)
-        ranges = [_chunk_range(group.column(leaf)) for leaf in leaves]
+        ranges = [chunk_range(group.column(leaf)) for leaf in leaves]
         found.append([(start, min(stop + padding, max(stop, file_bytes))) for start, stop in ranges if start < stop])
     return found
 
@@ -232,7 +232,8 @@ def bounds_of(parsed: pq.FileMetaData, leaf: int) -> tuple[int, int] | None:
     return (min(low), max(high)) if low else (0, 0)
 
 
-def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+def chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Return where the pages of a column of a row group lie in its file."""
     start = chunk.data_page_offset
     dictionary = chunk.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < start:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,9 @@ _REPEATING = frozenset(("PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"
 """Encodings in which a few bytes may be a text of any length."""
 
 _OFFSET_BYTES = 4
+
+_VALUES_OF_A_PAGE, _PAGE_BYTES = 1024, 1 << 20
+"""A page has at least so many values, if there are as many, or so many bytes: the defaults of writers."""
 
 _LEVELS_BYTES = 4
 """Of a value in a list: its levels while it is decoded."""
@@ -39,7 +42,13 @@ def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequenc
     fixed = sum(_stored_width(kind) for name, kind in types.items() if name not in variable)
     if not variable:
         return fixed, []
-    return fixed, [place for place, path in enumerate(leaf_paths(parsed)) if not variable.isdisjoint(prefixes(path))]
+    return fixed, leaves_of(parsed, variable)
+
+
+def leaves_of(parsed: pq.FileMetaData, columns: Iterable[str]) -> list[int]:
+    """Return the leaves of some columns."""
+    names = frozenset(columns)
+    return [place for place, path in enumerate(leaf_paths(parsed)) if not names.isdisjoint(prefixes(path))]
 
 
 def _stored_width(kind: pa.DataType) -> int:
@@ -83,6 +92,16 @@ def levels_size(parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> i
     """Return what the levels of leaves of a row group take while they are decoded."""
     nested = [leaf for leaf in leaves if parsed.schema.column(leaf).max_repetition_level]
     return sum(_LEVELS_BYTES * int(parsed.row_group(group).column(leaf).num_values) for leaf in nested)
+
+
+def large_pages_size(parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> int:
+    """Return what pages of leaves come to, before and after decompression, beyond those of usual size.
+
+    Writers end a page after some number of values, whatever these weigh.
+    """
+    chunks = [parsed.row_group(group).column(leaf) for leaf in leaves]
+    pages = [_VALUES_OF_A_PAGE * each.total_uncompressed_size // max(1, each.num_values) for each in chunks]
+    return sum(2 * page for page in pages if page > _PAGE_BYTES)
 
 
 def _said(footer: bytes, group: int, leaf: int) -> int | None:

@@ -74,6 +74,7 @@ class TaskReader:
         deletes: reads the files' deletes, once for all readers that share it; says whether checksums are verified.
         stage: makes other rows of those that pass; None delivers them as they are.
         encoded: columns of strings that may come as dictionaries; the filter's never do.
+        max_bytes: that a value alone may come to, where the format can say it before; 0: any.
 
     Raises:
         ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
@@ -93,6 +94,7 @@ class TaskReader:
         deletes: Deletes | None = None,
         stage: RowStage | None = None,
         encoded: Collection[str] = (),
+        max_bytes: int = 0,
     ) -> None:
         if len(files) != len(metas):
             raise ConfigError(f"TaskReader needs a FileMeta for each file, got {len(files)} and {len(metas)}")
@@ -109,6 +111,7 @@ class TaskReader:
         self._columns = tuple(columns)
         self._bases = row_id_bases
         self._max_rows = max_rows
+        self._max_bytes = max_bytes
         self._deletes = Deletes(storage) if deletes is None else deletes
         self._stage = stage
         self._conformers = SharedConformers()
@@ -365,6 +368,7 @@ class TaskReader:
             storage,
             plan,
             self._max_rows,
+            self._max_bytes,
             may_thin=self._bases is None,
             live_known=all(segment.live > 0 for segment in segments),
             verify_checksums=self._deletes.verify_checksums,

@@ -35,7 +35,7 @@ def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, seq_len
         seq_len: tokens of a sequence, if documents are cut anywhere.
     """
     pack, options = cast("Pack", job.options.pack), job.options
-    stage = stage_of(pack, job.table.schema, (ROW_ID,), options.shuffle_buffer_size)
+    stage = stage_of(pack, job.table.schema, (ROW_ID,), options.window)
     reader = job.table.reader(pack.reads(None), options.filters, row_ids=True, max_rows=job.read_rows, stage=stage)
     reader = reader.of_epoch(key, shuffle=bool(options.shuffle))
     batches = (batch for task in tasks for batch in reader.read(task))

@@ -14,8 +14,8 @@ from torch_table_loader.batching.uneven import UnevenCodec
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.jobs.table_rows import TableRows
 from torch_table_loader.engine.row_lengths import RowLengths
+from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, blocks_of_a_process, rows_in_flight
-from torch_table_loader.engine.state import Bound
 from torch_table_loader.engine.work.indexed_work import BudgetWork
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import warn_caller
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.table_rows import SurveyedRows
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.source.plan_cache import Plans
 

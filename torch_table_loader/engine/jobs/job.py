@@ -155,8 +155,9 @@ class Job(ABC):
     @property
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
-        options, collated = self.options, self.options.calls_functions
-        return blocks_of_a_process(self.unit_bytes, options.most_rows, options.prefetch_batches, collated=collated)
+        options = self.options
+        asked = self.unit_bytes, options.most_rows, options.prefetch_batches
+        return blocks_of_a_process(*asked, collated=options.calls_functions, memory=options.memory)
 
     def with_lanes(self, lanes: int) -> Self:
         """Return the same job with another number of lanes."""
@@ -390,6 +391,7 @@ class Job(ABC):
         notes: Sequence[str],
         open_bytes: int = 0,
         built_bytes: int = 0,
+        copies: int = LANE_COPIES,
         fetched: tuple[int, int, int] | None = None,
         packing: SampleCounts | None = None,
     ) -> Explanation:
@@ -399,6 +401,7 @@ class Job(ABC):
             loads: for each lane, its pieces, rows, decoded bytes and steps.
             lane_bytes: what a lane may hold of its rows, however many it has.
             open_bytes: what the files that a lane has open hold beside that.
+            copies: times that a lane may hold its rows.
             built_bytes: what is held before the first batch, and not while batches are made.
             held_bytes: other bytes in memory, such as a row store.
             fetched: requests to the store, bytes that they fetch, and those of them that are decoded.
@@ -431,23 +434,26 @@ class Job(ABC):
             memory_expected=self._in_lanes(loads, lane_bytes, 0, endless=endless)
             + (held_bytes if fetched is None else min(held_bytes, fetched[1])),
             memory_bound=held_bytes
-            + max(built_bytes, self._in_lanes(loads, lane_bytes, open_bytes, copies=LANE_COPIES, endless=endless)),
+            + max(built_bytes, self._in_lanes(loads, lane_bytes, open_bytes, copies=copies, endless=endless)),
+            ranks_on_node=ranks_on_this_node(),
             collated_batches=collated_ahead(self.options, len(loads) * self.collated_at_once),
             footer_bytes=sum(table.footer_bytes for table in tables),
-            notes=(
-                *notes,
-                *self._notes_of_padding,
-                *(described(table.left_out) for table in tables if table.left_out),
-                *self._hints,
-            ),
+            notes=(*notes, *self._notes_of_all),
             kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
             undeleted_rows=None if (live < 0).any() else int(live.sum()),
             file_sizes=SizeCounts.of(np.concatenate([layout.file_bytes for layout in layouts])),
             group_sizes=SizeCounts.of(np.concatenate([layout.group_bytes for layout in layouts])),
             order=self._order(epoch, steps),
-            fetch=fetched and FetchPlan.of(*fetched, self.options.remote.ahead_bytes),
+            fetch=fetched and FetchPlan.of(*fetched, self.options.ahead_bytes),
             packing=packing,
         )
+
+    @property
+    def _notes_of_all(self) -> Iterator[str]:
+        """What is remarked of any kind of job."""
+        yield from self._notes_of_padding
+        yield from (described(table.left_out) for table in self.tables.values() if table.left_out)
+        yield from self._hints
 
     def _in_lanes(
         self,

@@ -401,7 +401,10 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
             options.shuffle == "mixed",
             'pass shuffle="splits"; a mixture reads its sources split by split',
         ),
-        "shuffle_buffer_size=": (options.row_window is not None, "leave it out; splits are shuffled"),
+        "shuffle_buffer_size=": (
+            options.row_window is not None or options.limits_memory,
+            "leave it out; splits are shuffled",
+        ),
         "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
         "even_ranks=": (bool(options.even_ranks), "pass it to the mixture"),
         "count_filtered=False": (not source.counted, "leave it True, since shares need the number of rows"),

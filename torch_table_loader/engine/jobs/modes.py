@@ -16,6 +16,7 @@ from torch_table_loader.engine.jobs.resolve import (
     surveyed,
     with_mixing,
     with_padding,
+    with_windows,
 )
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import open_bytes, rows_of_a_read
@@ -92,18 +93,19 @@ def open_stream(
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and not options.samples.are_rows:
         asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
-        stage = options.samples.parts.stage_of(options.samples, table.schema, asked, options.shuffle_buffer_size)
+        stage = options.samples.parts.stage_of(options.samples, table.schema, asked, options.window)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
-    read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest)
+    read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
     held = open_bytes(row_bytes, largest, read_rows, len(columns))
-    planner = with_mixing(planner, options, row_bytes, held)
+    planner = with_windows(with_mixing(planner, options, row_bytes, held), options, row_bytes, stage)
     if (mixing := planner.topology.mixing) is not None and read_rows < largest:
         read_rows = min(read_rows, max(1, mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
-    reader = table.reader(columns, options.filters, row_ids=ids, max_rows=read_rows, stage=stage, encoded=encoded)
+    most = {"max_rows": read_rows, "max_bytes": options.memory}
+    reader = table.reader(columns, options.filters, row_ids=ids, stage=stage, encoded=encoded, **most)
     schema = delivered(table, reader.schema, options)
     make_codec(with_padding(schema, planner.topology), TypePolicy.of(options))
     stores = [table.storage, *([] if cache is None else [cache])]
@@ -125,6 +127,7 @@ def open_stream(
         fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
     )
     planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
+    job.refuse_beyond_memory()
     return job
 
 

@@ -15,7 +15,7 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.counting import Counts, LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
-from torch_table_loader.engine.sizing import MIXED_SPLITS, mixing_of
+from torch_table_loader.engine.sizing import MIXED_SPLITS, mixing_of, window_of_a_lane
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import progress_bar, warn_caller
@@ -222,7 +222,7 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
             f"the state has windows of {window} tokens, and only whole documents are shuffled here; pass the value of "
             "state_dict() unchanged"
         )
-    window = options.shuffle_buffer_size if options.samples.joins_rows else window
+    window = options.window if options.samples.joins_rows else window
     replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
     if even is not None and not (planner.strategy.cuts and planner.counted):
         raise ResumeError(
@@ -297,8 +297,22 @@ def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int, held: 
         raise ConfigError(f'shuffle="mixed" mixes rows of several splits, but {reason}, or pass shuffle="splits"')
     topology = planner.topology
     rows = planner.layout.num_rows // topology.num_ranks
-    window = mixing_of(row_bytes, rows, topology.batch_size, options.shuffle_buffer_size, held)
+    window = mixing_of(row_bytes, rows, topology.batch_size, options.window, held, options.memory)
     return planner.with_topology(replace(topology, lanes=1, shuffle_buffer_size=window))
+
+
+def with_windows(planner: Planner, options: LoaderOptions, row_bytes: int, stage: RowStage | None) -> Planner:
+    """Let a planner shuffle in windows that are sized by a rank's memory, if nothing is mixed.
+
+    Args:
+        row_bytes: decoded bytes of a row, about.
+    """
+    topology = planner.topology
+    if not (options.limits_memory and options.shuffle) or topology.mixing is not None:
+        return planner
+    made = None if stage is None else stage.row_bytes
+    window = window_of_a_lane(made or row_bytes, topology.lanes, options.memory)
+    return planner.with_topology(replace(topology, shuffle_buffer_size=window))
 
 
 def warn_of_uneven_batches(plan: GlobalBatches) -> None:

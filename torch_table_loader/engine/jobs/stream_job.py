@@ -18,7 +18,7 @@ from torch_table_loader.engine.jobs.resolve import refuse_shape, why_not_mixed, 
 from torch_table_loader.engine.jobs.stream_memory import Reading, fetched_at_once, lane_bytes
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.saved_state import Bound
-from torch_table_loader.engine.sizing import OPEN_SPLITS, batches_of_sequences
+from torch_table_loader.engine.sizing import LANE_COPIES, OPEN_SPLITS, batches_of_sequences
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -40,6 +40,7 @@ from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.ranges import FetchSettings, far
 from torch_table_loader.schedules import Done
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -462,10 +463,27 @@ class StreamJob(Job):
             loads=self.loads(planned),
             lane_bytes=of_lane,
             open_bytes=opened,
+            copies=LANE_COPIES + (planned.plan.window is not None),
             held_bytes=held,
             notes=self._notes(),
             packing=self._counts_of(start, planned),
             fetched=fetched,
+        )
+
+    def refuse_beyond_memory(self) -> None:
+        """Refuse to hold more than the caller allows, if the caller limits it.
+
+        Raises:
+            ConfigError: says what would be held, of what, and what holds less.
+        """
+        options = self.options
+        if not options.limits_memory or (told := self.explain(0)).memory_bound <= options.memory:
+            return
+        raise ConfigError(
+            f"shuffle_buffer_size={options.shuffle_buffer_size!r} is the memory of a rank, which may come to "
+            f"{Size(told.memory_bound)} with {options.lanes} workers, rows of {Size(self.unit_bytes)} in batches of "
+            f"{options.batch_size:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
+            "batch_size, fewer num_workers, fewer columns=, or more memory"
         )
 
     def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:

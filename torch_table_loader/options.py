@@ -35,6 +35,8 @@ from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
+DictFormat = Literal["torch", "numpy", "dict"]
+"""Those whose batches are dicts."""
 EvenRanks = Literal["balance", "drop", "pad"]
 OnError = Literal["raise", "skip"]
 BatchBy = Literal["file"]

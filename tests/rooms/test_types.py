@@ -46,9 +46,44 @@ print(train.dataset.left_out, parts["val"].loader().dataset.fit_vocabulary("ad")
 """
 
 
+TYPED = """
+from typing import Any, assert_type
+
+import torch
+
+from torch_table_loader import Batch, IcebergDataset, LoaderKeywords, StructuredDataset, TableLoader
+
+
+def prices(batch: Batch) -> torch.Tensor:
+    return torch.stack([batch["price"], batch["label"]])
+
+
+plain, _ = StructuredDataset.create_dataloader("clicks", batch_size=512, shuffle=True)
+lake, _ = IcebergDataset.create_dataloader("shop.clicks", {"type": "sql"}, output_format="numpy")
+collated, _ = StructuredDataset.create_dataloader("clicks", collate_fn=prices)
+rows, _ = StructuredDataset.create_dataloader("clicks", output_format="arrow")
+both, _ = StructuredDataset.create_dataloader("clicks", output_format="arrow", collate_fn=prices)
+options: LoaderKeywords = {"batch_size": 512, "columns": ["price"]}
+open_to_all, _ = StructuredDataset.create_dataloader("clicks", **options)
+others: dict[str, Any] = {"output_format": "arrow"}
+unknown, _ = StructuredDataset.create_dataloader("clicks", **others)
+for number, batch in enumerate(plain):
+    assert_type(batch, Batch)
+assert_type(next(iter(lake)), Batch)
+for tensor in collated:
+    assert_type(tensor, torch.Tensor)
+for a, b, c, d in zip(rows, both, open_to_all, unknown):
+    assert_type((a, b, c, d), tuple[Any, Any, Any, Any])
+loaders: list[TableLoader] = [plain, lake, collated, rows]
+plain.dataset.head(), iter(plain).close()
+"""
+"""Batches have a type where the call says what they are, and any where it does not."""
+
+
 def scripts() -> Iterator[tuple[str, str]]:
     """Give the scripts by name: a page is one session, but for blocks that import the dataset themselves."""
     yield "common", COMMON
+    yield "typed", TYPED
     for page in (ROOT / "README.md", ROOT / "docs" / "quickstart.md"):
         blocks = [block for block in blocks_of(page) if block.tag == "python"]
         whole = [block for block in blocks if "\nfrom torch_table_loader import StructuredDataset" in f"\n{block.text}"]

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, cast
-from weakref import WeakSet
 
 import pyarrow as pa
 from torch.autograd import profiler
@@ -50,8 +49,7 @@ Batch: TypeAlias = dict[str, Any]
 """A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
 
 D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
-B_co = TypeVar("B_co", default=Any, covariant=True)
-"""What a batch is, where a call says it: what ``collate_fn`` returns, or a `Batch`."""
+B_co = TypeVar("B_co", default=Any, covariant=True)  # a `Batch`, or what `collate_fn` returns
 
 
 class PreparedForAccelerate:
@@ -196,7 +194,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
         super().__init__(ours if type(ours) is _InSamples else cast("D_co", _InSamples(ours)), batch_size=None)
         self._position: JobPosition = ours._position
         self._pool = ThreadPool()
-        self._iterators: WeakSet[LoaderIterator[B_co]] = WeakSet()
+        self._iterators: weakref.WeakSet[LoaderIterator[B_co]] = weakref.WeakSet()
         self._watch = Watch()
         object.__setattr__(self, "sampler", EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
@@ -232,7 +230,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without iterators."""
-        vars(self).update(state, _iterators=WeakSet())
+        vars(self).update(state, _iterators=weakref.WeakSet())
 
     def __len__(self) -> int:
         """Return the steps of the epoch (with `epochs`, of all epochs of the iteration), taken and to come.
@@ -436,7 +434,7 @@ class LoaderIterator(Iterator[B_co]):
         self._is_over = False
         self._watched_batches = sizes().watched_batches
         self._error: BaseException | None = None
-        self._raised_in: WeakSet[threading.Thread] = WeakSet()
+        self._raised_in: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """The threads in which the error was raised."""
         work, longest = self._start(start)
         resumed = start != job.start(start.epoch)

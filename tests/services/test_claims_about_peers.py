@@ -106,7 +106,7 @@ def test_the_same_call_of_torch_dataloader_utils_gives_a_loader_and_a_dataset(fo
     utils: Any = importlib.import_module("torch_dataloader_utils")
     given = {"path": str(folder), "format": "parquet", "batch_size": 4, "num_workers": 0}
     theirs = utils.StructuredDataset.create_dataloader(**given)
-    ours: Any = StructuredDataset.create_dataloader(**given)  # type: ignore[arg-type]
+    ours: Any = StructuredDataset.create_dataloader(**given)  # type: ignore[call-overload]
     for loader, dataset in (theirs, ours):
         assert isinstance(loader, DataLoader)
         assert isinstance(dataset, IterableDataset)

@@ -75,7 +75,11 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     ) -> tuple[TableLoader[D], D]: ...
 
     @shown_classmethod
-    def create_dataloader(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def create_dataloader(
+        cls,  # noqa: N805
+        *args: Any,
+        **options: Any,
+    ) -> tuple[TableLoader[Any, Any], Any]:
         """Open the table and make its loader.
 
         ```python
@@ -104,7 +108,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
           `rank`, it finds the ranks as num_ranks="auto" does. None: "balance" where rows are counted. False: not; see
           docs/order.md.
         * `nulls`: `{column: fill}` or "mask"; None: nulls in ints and bools are errors. The fills "nan" and the
-          column's statistics (their mean) make floats of ints.
+          column's statistics (their mean) turn ints into floats.
         * `strings`: "list", "codes", `Vocabulary` or `Hash`, or `{column: one of these}`.
         * `collate_fn`: Function called with each batch, in the worker, one batch at a time.
         * `storage_options`: Options of the file system, as fsspec takes them, and how its files are read: retries,
@@ -124,7 +128,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
             ``(loader, dataset)``.
         """
         with called(cls, "create_dataloader"):
-            dataset = cls(*args, **kwargs)
+            dataset = cls(*args, **options)
         return dataset.loader(), dataset
 
     def loader(self) -> TableLoader[Self]:

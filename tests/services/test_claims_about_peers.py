@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pyiceberg.catalog import load_catalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import StaticTable
 from pyiceberg.typedef import Record
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.services.claims import ROOT, assert_page_and_tests_agree, shows, words_of
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import StructuredDataset
 
 PEERS = ROOT / "build" / "peers"

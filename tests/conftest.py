@@ -7,8 +7,9 @@ import gc
 import inspect
 import multiprocessing
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -74,6 +75,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def earlier_files_left_alone() -> None:
     """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too."""
+    if (catalogs := sys.modules.get("tests.tables.catalogs")) is not None:
+        catalogs.forget_catalogs()
     freeze_what_is_left()
     pa.default_memory_pool().release_unused()
     if hasattr(LIBC, "malloc_trim"):  # glibc's
@@ -84,6 +87,14 @@ def earlier_files_left_alone() -> None:
 def wide_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands print lines of any length: where a table is folded depends on numbers that a machine measured."""
     monkeypatch.setenv("COLUMNS", "1000")
+
+
+@pytest.fixture(autouse=True)
+def catalogs_closed() -> Iterator[None]:
+    """Close the catalogs that a test opened: a connection that nobody closed is an error from Python 3.13 on."""
+    yield
+    if (catalogs := sys.modules.get("tests.tables.catalogs")) is not None:
+        catalogs.close_catalogs()
 
 
 @pytest.fixture

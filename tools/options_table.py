@@ -30,6 +30,9 @@ FIRST = (
 )
 """The options that most calls need, which `create_dataloader` explains."""
 
+OF_BATCHES = {"output_format", "collate_fn"}
+"""The options that say what a batch is."""
+
 LINK = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 
 
@@ -90,10 +93,18 @@ def written(page: str) -> str:
 
 
 def typed(module: str) -> str:
-    """Give a module with the options in the place of the fields of its `MixedKeywords` and `LoaderKeywords`."""
+    """Give a module with the options in the place of the fields of its TypedDicts."""
     kinds = {entry.name: str(entry.type).replace("'", '"') for entry in fields(LoaderOptions)}
-    for name, of_mixtures in (("MixedKeywords", True), ("LoaderKeywords", False)):
-        takes = [option for option in kinds if bool(ABOUT[option].mixture) == of_mixtures]
+    for name, of_mixtures, of_batches in (
+        ("OtherMixedKeywords", True, False),
+        ("MixedKeywords", True, True),
+        ("OtherKeywords", False, False),
+    ):
+        takes = [
+            option
+            for option in kinds
+            if bool(ABOUT[option].mixture) == of_mixtures and (option in OF_BATCHES) == of_batches
+        ]
         head, opening, rest = re.split(rf"(class {name}\(\w+, total=False\):\n)", module)
         docstring, _, rest = rest.partition("\n\n")
         _, _, after = rest.partition("\n\n\n")

@@ -37,8 +37,8 @@ from torch_table_loader.samples import SamplesOption
 from torch_table_loader.schedules import Schedule
 
 
-class MixedKeywords(TypedDict, total=False):
-    """The options that a mixture takes, as ``python -m tools.options_table`` writes them."""
+class OtherMixedKeywords(TypedDict, total=False):
+    """Options of mixtures that do not say what a batch is; ``python -m tools.options_table`` writes them."""
 
     batch_size: int | Budget
     global_batch_size: int | Mapping[int, int] | Schedule | None
@@ -47,8 +47,6 @@ class MixedKeywords(TypedDict, total=False):
     shuffle_seed: int
     drop_last: bool
     epochs: int | Literal["forever"] | None
-    output_format: OutputFormat
-    collate_fn: Callable[[Any], Any] | None
     row_id: bool
     pack: SamplesOption | None
     num_workers: int | None
@@ -71,8 +69,15 @@ class MixedKeywords(TypedDict, total=False):
     plan_cache: str | None
 
 
-class LoaderKeywords(MixedKeywords, total=False):
-    """The options as keyword arguments: those of mixtures, and those that are for one table alone."""
+class MixedKeywords(OtherMixedKeywords, total=False):
+    """The options that a mixture takes."""
+
+    output_format: OutputFormat
+    collate_fn: Callable[[Any], Any] | None
+
+
+class OtherKeywords(OtherMixedKeywords, total=False):
+    """Options that do not say what a batch is: those of mixtures, and those that are for one table alone."""
 
     shuffle: bool | Literal["splits", "rows", "mixed"]
     weights: Weights | str | None
@@ -85,6 +90,10 @@ class LoaderKeywords(MixedKeywords, total=False):
     files: Sequence[str] | str | None
     on_error: OnError
     on_growth: Literal["continue"] | None
+
+
+class LoaderKeywords(MixedKeywords, OtherKeywords, total=False):
+    """The options as keyword arguments: those of mixtures, and those that are for one table alone."""
 
 
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}

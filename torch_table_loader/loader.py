@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, cast
-from weakref import WeakSet
 
 import pyarrow as pa
 from torch.autograd import profiler
@@ -50,6 +49,7 @@ Batch: TypeAlias = dict[str, Any]
 """A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
 
 D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
+B_co = TypeVar("B_co", default=Any, covariant=True)  # a `Batch`, or what `collate_fn` returns
 
 
 class PreparedForAccelerate:
@@ -173,7 +173,7 @@ class _InSamples(IterableDataset[Any]):
         return _InSamples, (self._dataset,)
 
 
-class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[D_co]):
+class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic[D_co, B_co]):
     """A DataLoader of the batches of a table, in an order that depends on neither threads nor processes.
 
     A dataset's ``create_dataloader`` creates it. Frameworks that wrap loaders see that this one needs no wrapper.
@@ -194,7 +194,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         super().__init__(ours if type(ours) is _InSamples else cast("D_co", _InSamples(ours)), batch_size=None)
         self._position: JobPosition = ours._position
         self._pool = ThreadPool()
-        self._iterators: WeakSet[LoaderIterator] = WeakSet()
+        self._iterators: weakref.WeakSet[LoaderIterator[B_co]] = weakref.WeakSet()
         self._watch = Watch()
         object.__setattr__(self, "sampler", EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
@@ -230,7 +230,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without iterators."""
-        vars(self).update(state, _iterators=WeakSet())
+        vars(self).update(state, _iterators=weakref.WeakSet())
 
     def __len__(self) -> int:
         """Return the steps of the epoch (with `epochs`, of all epochs of the iteration), taken and to come.
@@ -247,7 +247,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         """
         return self._position.remaining
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> LoaderIterator[B_co]:  # type: ignore[override]  # torch names a class of its own
         """Begin the epoch, or continue at the position of a loaded state.
 
         Until its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
@@ -260,7 +260,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
                 "counts steps itself (Lightning, the Hugging Face Trainer) ends such an epoch too early if it was "
                 "begun on fewer ranks: see the guide to frameworks for its callback or mixin"
             )
-        batches = LoaderIterator(start, self)
+        batches: LoaderIterator[B_co] = LoaderIterator(start, self)
         self._position.newest = batches.progress
         self._iterators.add(batches)
         return batches
@@ -412,13 +412,13 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         return Metrics.before(position.epoch, position.job.topology.lanes, position.job.num_threads)
 
 
-class LoaderIterator(Iterator[Any]):
+class LoaderIterator(Iterator[B_co]):
     """An iterator over an epoch. Leaving the loop ends its threads and processes.
 
     Threads may share it: each batch goes to one of them, and the end, or an error, to all of them.
     """
 
-    def __init__(self, start: Position, loader: TableLoader) -> None:
+    def __init__(self, start: Position, loader: TableLoader[Dataset[Any], B_co]) -> None:
         """Plan the epoch and start the lanes.
 
         Args:
@@ -434,7 +434,7 @@ class LoaderIterator(Iterator[Any]):
         self._is_over = False
         self._watched_batches = sizes().watched_batches
         self._error: BaseException | None = None
-        self._raised_in: WeakSet[threading.Thread] = WeakSet()
+        self._raised_in: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """The threads in which the error was raised."""
         work, longest = self._start(start)
         resumed = start != job.start(start.epoch)
@@ -478,14 +478,14 @@ class LoaderIterator(Iterator[Any]):
             self._next = with_bars(self._next, work, self._merger.counts, start, options)
         return work, job.planned(position).longest
 
-    def __next__(self) -> Any:
+    def __next__(self) -> B_co:
         """Return the next batch."""
         with self._turn:
             try:
                 entry = self._entry or self._enter()
                 if self._changes != self._asked.changes and not self._is_over:
                     self._follow_changes()
-                batch = in_span(self._take) if profiler._is_profiler_enabled else self._take()
+                batch: B_co = in_span(self._take) if profiler._is_profiler_enabled else self._take()
                 leg = self.progress.leg
                 leg.batches += 1
                 if leg.batches % self._watched_batches == 1:

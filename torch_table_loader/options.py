@@ -38,6 +38,8 @@ from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
+DictFormat = Literal["torch", "numpy", "dict"]
+"""Those whose batches are dicts."""
 EvenRanks = Literal["balance", "drop", "pad"]
 OnError = Literal["raise", "skip"]
 BatchBy = Literal["file"]
@@ -99,9 +101,9 @@ class LoaderOptions:
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(
         None, BATCHES, checks.batch_sizes, mixture="job"
     )
-    """Rows over all ranks in one step of the optimizer. Without `batch_size`, one batch of each rank; with it, and
-    shuffle="rows", as many batches of that size as make it up, over which the optimizer accumulates gradients. A dict
-    gives the size by the step from which it holds, and a `Schedule` by samples or tokens: ``{0: 256, 1000: 512}``."""
+    """Rows over all ranks in one step of the optimizer. Without `batch_size`, each rank gives one batch; with it, and
+    shuffle="rows", several of that size, and the optimizer accumulates their gradients. A dict gives the size by the
+    step from which it holds, and a `Schedule` by samples or tokens: ``{0: 256, 1000: 512}``."""
 
     columns: ColumnsOption | None = _option(None, BATCHES, checks.columns, mixture="sources")
     """Names to deliver, in this order; None for all. A dict gives the keys of a batch: a column each, or a list of
@@ -124,7 +126,7 @@ class LoaderOptions:
     """Drop the last batch of a rank if it is short."""
 
     epochs: int | Literal["forever"] | None = _option(None, BATCHES, checks.epochs, mixture="job")
-    """Number of epochs in one iteration, each shuffled again, or "forever"; None: the epoch that was set; see
+    """Number of epochs in one iteration, or "forever"; each is shuffled again. None: the epoch that was set; see
     docs/state.md."""
 
     output_format: OutputFormat = _option(
@@ -146,15 +148,15 @@ class LoaderOptions:
     """Lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread."""
 
     worker_type: WorkerType | BaseContext = _option("thread", WORKERS, checks.workers, mixture="both")
-    """"thread" or "process": the same batches in the same order; "fork", "spawn" and "forkserver", or a context of
-    multiprocessing, are processes that start in this way; see docs/engines.md."""
+    """"thread" or "process"; batches and order are the same. "fork", "spawn", "forkserver" or a context of
+    multiprocessing: processes, started this way; see docs/engines.md."""
 
     device: Any = _option(None, WORKERS, mixture="job")
     """Device to which batches are moved; to CUDA each is copied ahead, from page-locked memory."""
 
     prefetch_batches: int | None = _option(None, WORKERS, checks.whole(1, checks.MOST_ROWS), mixture="job")
-    """Maximum number of finished batches of a lane that wait; None: 2 with functions of yours, else the batches of 2
-    reads."""
+    """Maximum number of finished batches of a lane that wait. None: 2 if you pass functions, such as `collate_fn`;
+    otherwise the batches of 2 reads."""
 
     show_progress: bool | float | str = _option(False, WORKERS, checks.progress, mixture="both")
     """Draw a progress bar, with the MB/s from an object store; "workers": also one for each worker (needs tqdm). A
@@ -207,7 +209,7 @@ class LoaderOptions:
         None, COLUMNS, checks.fills, mixture="sources", form=True
     )
     """``{column: fill}`` or "mask"; None: nulls in ints and bools are errors. The fills "nan" and the column's
-    statistics (their mean) make floats of ints."""
+    statistics (their mean) turn ints into floats."""
 
     ragged: RaggedOption | None = _option(None, COLUMNS, checks.layouts, mixture="sources", form=True)
     """Form of lists: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or ``{column: one of

@@ -6,10 +6,11 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, Unpack, overload
 
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
+from typing_extensions import TypeVar
 
 from torch_table_loader.engine.calls import making
 from torch_table_loader.engine.plan_check import refuse_call
@@ -17,8 +18,8 @@ from torch_table_loader.engine.rank_info import asks_for_a_part
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fact_tables import Table, html_of
-from torch_table_loader.keywords import called, shown_classmethod, with_options
-from torch_table_loader.loader import TableLoader
+from torch_table_loader.keywords import OtherKeywords, called, shown_classmethod, with_options
+from torch_table_loader.loader import Batch, TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import JobPosition, NamedColumns, as_it_is, refuse_dividing, refuse_stacking
 from torch_table_loader.system import as_out_of_memory
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.work.lane_work import LaneMetrics
-    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.options import DictFormat, LoaderOptions
     from torch_table_loader.position import Reopen
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="RankDataset")
+B = TypeVar("B", default=Batch)
 
 
 class RankDataset(NamedColumns, IterableDataset[Any]):
@@ -51,12 +53,33 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """The batches that the caller's own DataLoader took in this process."""
         self._counts = LaneCounts()
 
-    @shown_classmethod
+    @overload
+    @classmethod
     def create_dataloader(
-        cls: Callable[P, D],  # noqa: N805
+        cls,
+        table: Any = None,
+        how: Any = None,
+        /,
+        *,
+        output_format: DictFormat = "torch",
+        collate_fn: Callable[[Any], B] | None = None,
+        **options: Unpack[OtherKeywords],
+    ) -> tuple[TableLoader[Self, B], Self]: ...
+
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls: Callable[P, D],
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> tuple[TableLoader[D], D]:
+    ) -> tuple[TableLoader[D], D]: ...
+
+    @shown_classmethod
+    def create_dataloader(
+        cls,  # noqa: N805
+        *args: Any,
+        **options: Any,
+    ) -> tuple[TableLoader[Any, Any], Any]:
         """Open the table and make its loader.
 
         ```python
@@ -86,7 +109,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
           `rank`, it finds the ranks as num_ranks="auto" does. None: "balance" where rows are counted. False: not; see
           docs/order.md.
         * `nulls`: `{column: fill}` or "mask"; None: nulls in ints and bools are errors. The fills "nan" and the
-          column's statistics (their mean) make floats of ints.
+          column's statistics (their mean) turn ints into floats.
         * `strings`: "list", "codes", `Vocabulary` or `Hash`, or `{column: one of these}`.
         * `collate_fn`: Function called with each batch, in the worker, one batch at a time.
         * `storage_options`: Options of the file system, as fsspec takes them, and how its files are read: retries,
@@ -105,8 +128,8 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         Returns:
             ``(loader, dataset)``.
         """
-        with called(cls, "create_dataloader"):  # type: ignore[arg-type]
-            dataset = cls(*args, **kwargs)
+        with called(cls, "create_dataloader"):
+            dataset = cls(*args, **options)
         return dataset.loader(), dataset
 
     def loader(self) -> TableLoader[Self]:

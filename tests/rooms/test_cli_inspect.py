@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +59,7 @@ def test_the_load_equals_what_the_ranks_loaders_deliver(
     assert captured.err == ""
     printed = numbers_below(captured.out, "steps")[:ranks]
     load = numbers_below(captured.out, "load of")
+    even_ranks: Any = even if even != "no" else False
     for rank in range(ranks):
         with pytest.warns() if even == "no" else nullcontext():
             loader, dataset = StructuredDataset.create_dataloader(
@@ -68,7 +70,7 @@ def test_the_load_equals_what_the_ranks_loaders_deliver(
                 rank=rank,
                 split_size=30,
                 shuffle="splits" if shuffle else False,
-                even_ranks=even if even != "no" else False,  # type: ignore[arg-type]
+                even_ranks=even_ranks,
                 files=[f"day=2026-01-0{day}/part-0.parquet" for day in range(1, DAYS + 1)],
             )
         loader.set_epoch(3 if shuffle else 0)

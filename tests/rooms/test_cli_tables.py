@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
+from tests.tables.catalogs import load_catalog
 from torch_table_loader.cli.main import main, make_parser
 
 ROWS = pa.table({"x": range(100), "day": ["mon", "tue"] * 50, "f": [0.5, None] * 50})

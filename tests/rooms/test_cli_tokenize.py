@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
+from tests.tables.catalogs import load_catalog
 from tests.text.word_tokenizers import STOP_FILE, words
 from torch_table_loader.cli.main import main
 

@@ -23,6 +23,7 @@ import torch
 
 import torch_table_loader
 from tests.effort import daily
+from tests.tables.catalogs import load_catalog
 from tools.options_table import written
 from torch_table_loader import StructuredDataset, errors, extend
 from torch_table_loader.cli.main import main
@@ -88,6 +89,7 @@ def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @daily(17)
 def test_examples_on_a_page_do_what_it_shows(page: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert clicks.is_dir()
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", load_catalog)  # it is closed in the end
     module = ModuleType(f"page_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # pickle looks for classes of the page there
     names: dict[str, Any] = vars(module)

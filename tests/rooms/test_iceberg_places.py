@@ -333,8 +333,7 @@ def test_invalid_locations_are_refused(tmp_path: Path, entry: str) -> None:
 
 
 def test_a_table_property_names_no_endpoint(tmp_path: Path) -> None:
-    from pyiceberg.catalog import load_catalog
-
+    from tests.tables.catalogs import load_catalog
     from torch_table_loader.iceberg.catalog import TableAddress, open_table
 
     config = {

@@ -11,12 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import TableResponse
 from pyiceberg.table import Table
 
 from tests.effort import daily
 from tests.servers.rest_catalog import RestCatalog, serving
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import IcebergDataset, StorageError, TableError, TableLoaderError
 
 PLANTED = "ttl_planted"

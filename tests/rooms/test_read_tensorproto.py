@@ -220,7 +220,7 @@ RANGES = {
     "BFLOAT16": (0, 65_535),
     "FLOAT8E4M3FN": (0, 255),
     "FLOAT8E5M2FNUZ": (0, 255),
-    "FLOAT8E8M0": (0, 255),
+    **({"FLOAT8E8M0": (0, 255)} if hasattr(torch, "float8_e8m0fnu") else {}),
     "UINT32": (0, 2**32 - 1),
 }
 """The numbers that typed fields may hold: floats are there as their bits."""

@@ -17,12 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from tests.effort import daily
 from tests.servers.folders import answering
 from tests.servers.rest_catalog import RestCatalog
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import (
     ConfigError,
     IcebergDataset,

@@ -63,7 +63,7 @@ class Twice(Sized):
     @classmethod
     def create_dataloader(cls, path: str, **options: Any) -> Any:  # type: ignore[override]
         """Make a loader that drops the last batch."""
-        return super().create_dataloader(path, drop_last=True, **options)  # type: ignore[arg-type]
+        return super().create_dataloader(path, drop_last=True, **options)
 
 
 @dataclass(eq=False)

@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 
 from tests.effort import daily
 from tests.servers.rest_catalog import RestCatalog, serving
+from tests.tables.catalogs import load_catalog
 from tests.waiting import until
 from torch_table_loader import ConfigError, StorageError, StorageTimeoutError
 from torch_table_loader.iceberg.catalog import TableAddress, open_table

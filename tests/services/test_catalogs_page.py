@@ -10,11 +10,12 @@ from typing import Any
 import boto3
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 
 from tests.servers.rest_catalog import RestCatalog, serving
 from tests.services.catalogs_page import PAGE, example, run
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import ConfigError, IcebergDataset
 
 ROWS = pa.table({"ad": pa.array(range(60), pa.int64())})

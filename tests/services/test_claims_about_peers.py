@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pyiceberg.catalog import load_catalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import StaticTable
 from pyiceberg.typedef import Record
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.services.claims import ROOT, assert_page_and_tests_agree, shows, words_of
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import StructuredDataset
 
 PEERS = ROOT / "build" / "peers"
@@ -106,7 +106,7 @@ def test_the_same_call_of_torch_dataloader_utils_gives_a_loader_and_a_dataset(fo
     utils: Any = importlib.import_module("torch_dataloader_utils")
     given = {"path": str(folder), "format": "parquet", "batch_size": 4, "num_workers": 0}
     theirs = utils.StructuredDataset.create_dataloader(**given)
-    ours: Any = StructuredDataset.create_dataloader(**given)  # type: ignore[arg-type]
+    ours: Any = StructuredDataset.create_dataloader(**given)  # type: ignore[call-overload]
     for loader, dataset in (theirs, ours):
         assert isinstance(loader, DataLoader)
         assert isinstance(dataset, IterableDataset)

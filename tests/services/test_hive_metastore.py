@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 
 from demo.moto import held_port
 from tests.launchers.java import HERE, jars_of, java
 from tests.services.catalogs_page import example, run
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
 
 pytestmark = pytest.mark.heavy

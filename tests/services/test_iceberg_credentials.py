@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
 
 from demo.row_deletes import commit_deletes, position_deletes
 from tests.effort import daily
@@ -15,6 +14,7 @@ from tests.servers.gate import EXPIRED, FORBIDDEN, gate_before
 from tests.servers.rest_catalog import RestCatalog, serving
 from tests.services.conftest import ACCESS_KEY
 from tests.services.test_iceberg_services import rows, s3_properties
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import StorageError
 
 NUM_ROWS = 4000

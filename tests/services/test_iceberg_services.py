@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 
 from demo.moto import held_port
 from tests.effort import daily
 from tests.servers.gate import gate_before
 from tests.servers.rest_catalog import RestCatalog, serving
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
 from torch_table_loader.source.table_storage import EXPIRY, TableStorage
 

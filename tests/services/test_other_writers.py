@@ -14,11 +14,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 
 from tests.launchers.java import jars_of, run
 from tests.servers.rest_catalog import RestCatalog, serving
 from tests.servers.rest_commits import keep_version_3
+from tests.tables.catalogs import load_catalog
 from tests.tables.iceberg import Deleted, IcebergWriter, Row, Written, deletes_in_their_partition, some
 from torch_table_loader import IcebergDataset
 

@@ -75,14 +75,12 @@ def test_copying_a_session_leaves_prompts_and_results_out(browser: Browser, home
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     try:
         page = context.new_page()
-        page.goto(f"{home}/concepts.html", wait_until="networkidle")
+        page.goto(f"{home}/engines.html", wait_until="networkidle")
         page.locator(".language-pycon").first.hover()
         page.locator(".language-pycon button").first.click()
         copied = page.evaluate("() => navigator.clipboard.readText()")
-        assert copied.startswith(
-            "from torch_table_loader import StructuredDataset\ndef rows_of_rank(rank):\n    loader"
-        )
-        assert "(4200, 4200, True)" not in copied
+        assert copied.startswith("from torch_table_loader import StructuredDataset\ndef prices(**options):\n    loader")
+        assert "True" not in copied
         ast.parse(copied)
     finally:
         context.close()

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.site.browsing import PAGES, Links
+from tests.site.browsing import PAGES, ROOT, Links
 
 pytestmark = pytest.mark.slow
 
@@ -50,3 +50,15 @@ def test_defaults_of_options_are_shown_and_not_how_they_are_declared(site: Path)
 def test_what_is_returned_is_one_item_however_many_lines_it_takes(site: Path) -> None:
     page = re.sub(r"<[^>]+>|\s+", " ", (site / "api-table-loader.html").read_text("utf-8"))
     assert re.search(r"since the files that are left are +dealt anew", page)
+
+
+@pytest.mark.parametrize(
+    "page", ["api-structured-dataset", "api-iceberg-dataset", "api-mixed-dataset", "api-table-loader"]
+)
+def test_members_of_a_class_stand_in_the_order_of_its_page(page: str, site: Path) -> None:
+    """What users call first stands first, whether it is a method or an attribute."""
+    asked = re.findall(r"^        - (\w+)$", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+    text = (site / f"{page}.html").read_text()
+    shown = re.findall(r'<h4 id="torch_table_loader\.\w+\.(\w+)" class="doc', text)
+    assert shown == asked
+    assert "OtherKeywords" not in text  # overloads are for type checkers

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import (
@@ -36,6 +35,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from tests.tables.catalogs import load_catalog
 from tests.tables.iceberg import COLUMNS, IcebergWriter, Row, column, deletes_in_their_partition, some
 
 

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyiceberg.catalog import load_catalog
 
 from tests.effort import examples
 from tests.leaks import children
+from tests.tables.catalogs import load_catalog
 from tests.text.word_tokenizers import STOP_FILE, words
 from torch_table_loader import (
     ConfigError,

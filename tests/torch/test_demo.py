@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog import load_catalog
 
 from demo.make_clicks import write_tables
 from demo.make_lake import write_lake
 from demo.moto import held_port
+from tests.tables.catalogs import load_catalog
 
 ROOT = Path(__file__).parents[2]
 ROWS = 40_000

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pyiceberg.catalog import load_catalog
 
 from demo.moto import serving_moto
 from tests.launchers.frameworks import ROOT, clean_environment, run_job
 from tests.launchers.killed_jobs import wait_until
 from tests.states import stages_of
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.writing import write_sample
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
+from tests.tables.catalogs import load_catalog
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.kinds import ICEBERG, rows_of
 from torch_table_loader import ConfigError, TableError, TableLoader

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
 
+from tests.tables.catalogs import load_catalog
 from tests.tables.iceberg import IcebergWriter, SharingWriter, some
 from tests.tables.kinds import ICEBERG
 from torch_table_loader import ConfigError

@@ -311,9 +311,9 @@ def test_deleted_rows_of_an_iceberg_table_stay_out_and_a_state_finds_its_snapsho
             "lake": partial(IcebergDataset, metadata_location=table.metadata, shuffle="splits"),
             "files": partial(StructuredDataset, str(tmp_path / "plain.parquet"), shuffle="splits"),
         }
-        return MixedDataset.create_dataloader(
+        return MixedDataset(
             sources, "rows", batch_size=10, columns=["x", "s"], num_workers=2, check_plan=False
-        )[0]
+        ).loader()
 
     grow(0, 90)
     live = {row["x"] for row in table.live()}

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from deltalake import write_deltalake
-from pyiceberg.catalog import load_catalog
 
+from tests.tables.catalogs import load_catalog
 from torch_table_loader import (
     ConfigError,
     DeltaDataset,

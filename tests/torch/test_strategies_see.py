@@ -10,8 +10,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog import load_catalog
 
+from tests.tables.catalogs import load_catalog
 from tests.tables.plain import write_table
 from torch_table_loader import IcebergDataset, StructuredDataset
 from torch_table_loader.extend import DataFileInfo, Shard, Split, TableLayout, open_storage

@@ -15,7 +15,7 @@ from torch_table_loader import StructuredDataset, TableLoaderError
 
 def main(limit: str, options: dict[str, object]) -> None:
     """Set the limit, and read."""
-    loader, _ = StructuredDataset.create_dataloader(source=pa.table({"x": range(1000)}), batch_size=10, **options)  # type: ignore[arg-type]
+    loader, _ = StructuredDataset.create_dataloader(source=pa.table({"x": range(1000)}), batch_size=10, **options)  # type: ignore[call-overload]
     if limit == "threads":
         starts = patch.object(threading, "_start_new_thread", side_effect=RuntimeError("can't start new thread"))
         starts.start()

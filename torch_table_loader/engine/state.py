@@ -262,6 +262,8 @@ def _refuse_unfit(names: tuple[str, ...], mixture: SavedMixture, taken: SamplePo
         least = since if taken.width else 0
         if taken.origin < least or bool(taken.origin) != bool(least):
             refuse(f"{taken.origin} tokens before the weights, which begin at {since}")
+        if sum(taken.mixed.shares.lacks):
+            refuse(f"sources that lack {taken.mixed.shares.lacks} of their shares, which do not add up to nothing")
     else:
         _refuse_undealt(taken)
         start = taken.consumed
@@ -279,8 +281,12 @@ def _refuse_undealt(taken: MixedPosition) -> None:
         ):
             _refuse("history", f"of jobs with at most {_MOST_PLACES} rows of a step and as many workers", topology)
         fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
+        fit = fit and len(deal.lacks) in (0, len(deal.names)) and not sum(deal.lacks)
         if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
-            refuse(f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}")
+            lacks = f", which lack {deal.lacks!r}" * bool(deal.lacks)
+            refuse(
+                f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}{lacks}"
+            )
 
 
 _MOST = 1 << 62
@@ -464,6 +470,7 @@ _SHAPE: dict[str, _Form] = {
     "micro_batches": _OneOf((1,)),
 }
 """A topology; a single stream has no micro-batches."""
+_LACK = range(-_MOST, _MOST + 1)
 _DEALT = _SHAPE | {
     "shuffle_buffer_size": _OneOf((None,)),
     "micro_batches": _ROWS,
@@ -471,19 +478,21 @@ _DEALT = _SHAPE | {
     "natural": _FLAG,
     "weights": _List(_Record({"name": "text", "weight": _COUNT}), by_name=True),
     "dropped": _Record({"until": _COUNT, "weights": _List(_COUNT, least=1)}, may_be_empty=True),
-    "width": range(2, MOST_ROWS + 1),
+    "width": range(1, MOST_ROWS + 1),
+    "lacks": _List(_LACK),
 }
 _PAST: dict[str, _Form] = {"steps": range(1, _MOST + 1), "ended": _OneOf((False,))}
 """How an earlier stage begins: it has steps, and no rank ended in it."""
 _NEWEST: dict[str, _Form] = {"steps": _COUNT, "ended": _FLAG}
 _SAMPLES = _NEWEST | {"consumed": _COUNT, LENGTH: range(1 << 31), "origin": _COUNT, "extents": _List(_EXTENT)}
-_ORIGIN = _Record({"round": _COUNT, "tokens": range(-MOST_ROWS, MOST_ROWS + 1)})
+_ORIGIN = _Record({"round": _COUNT, "tokens": range(-MOST_ROWS, MOST_ROWS + 1)}, may_be_empty=True)
 _SHARES: dict[str, _Form] = {
     "extents": _List(_EXTENT, most=0),
     "total": _COUNT,
     "start": _COUNT,
     "weights": _List(
-        _Record({"name": "text", "weight": _COUNT, "before": _COUNT, "origin": _ORIGIN}, optional=1), by_name=True
+        _Record({"name": "text", "weight": _COUNT, "before": _COUNT, "origin": _ORIGIN, "lack": _LACK}, optional=2),
+        by_name=True,
     ),
 }
 _HISTORY: dict[tuple[str, bool], _Form] = {
@@ -492,7 +501,7 @@ _HISTORY: dict[tuple[str, bool], _Form] = {
         least=1,
         last=_Record({**_NEWEST, **_SHAPE, "extent": _OneOf((None,)), "rank": _OneOf((None,), _COUNT)}),
     ),
-    ("splits", True): _List(_Record(_PAST | _DEALT, optional=2), least=1, last=_Record(_NEWEST | _DEALT, optional=2)),
+    ("splits", True): _List(_Record(_PAST | _DEALT, optional=3), least=1, last=_Record(_NEWEST | _DEALT, optional=3)),
     ("items", False): _List(_Record(_SAMPLES), least=1, most=1),
     ("items", True): _List(_Record(_SAMPLES | _SHARES), least=1, most=1),
 }

@@ -17,6 +17,9 @@ from torch_table_loader.schedules import Done, StopRule, as_stop
 
 _SHAPE = len(fields(Topology))
 
+_NOTHING_MORE: tuple[Any, ...] = ([], 1, [])
+"""What a state leaves out at the end of a stage: what was dropped, the rows of an item, and lacks."""
+
 
 @dataclass(frozen=True, slots=True)
 class MixedPosition(StagedPosition):
@@ -80,14 +83,17 @@ class MixedPosition(StagedPosition):
         """Return the places, whether shares are natural, and the weights by name.
 
         The list of weights is empty if they are those of the stage before. Where sources are dropped, the places until
-        then and the weights of the stage follow; behind them the tokens of a sequence, where rows are tokens.
+        then and the weights of the stage follow; behind them the tokens of a sequence, where rows are tokens; and what
+        sources lack of their shares, where they lack any.
         """
         deal: Deal = stage.deal
         same = before is not None and before.deal.by_name == deal.by_name
         found: list[Any] = [deal.total, deal.natural, [] if same else [list(pair) for pair in deal.by_name.items()]]
         dropped = [deal.until, list(deal.weights)] if deal.until or deal.given else []
-        cut = [deal.width] if deal.width > 1 else []
-        return [*found, dropped, *cut] if dropped or cut else found
+        more = [dropped, deal.width, list(deal.lacks)]
+        while more and more[-1] == _NOTHING_MORE[len(more) - 1]:
+            more.pop()
+        return [*found, *more]
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]], seed: int) -> MixedPosition:
@@ -97,12 +103,13 @@ class MixedPosition(StagedPosition):
         for number, (steps, _, *entry) in enumerate(history):
             shape, (total, natural, listed, *more) = entry[:_SHAPE], entry[_SHAPE:]
             weights = dict(listed) or weights
-            dropped, width = more[0] if more else [], more[1] if len(more) > 1 else 1
+            dropped, width, lacks = [*more, *_NOTHING_MORE[len(more) :]]
             deal = deal_of(weights, Topology.of_state(*shape), (seed, epoch, number), natural=natural, width=width)
             if dropped:
                 until, own = dropped
                 given = () if tuple(own) == deal.weights else deal.weights
                 deal = replace(deal, until=until, weights=tuple(own), given=given)
+            deal = replace(deal, lacks=tuple(lacks))
             stages.append(DealtStage.of(replace(deal, total=total), steps))
         return cls(epoch, stages[-1], tuple(stages[:-1]), ended=history[-1][1])
 
@@ -116,12 +123,15 @@ def begun(
     past: Sequence[DealtStage] = (),
     width: int = 1,
     coming: Collection[str] = (),
+    *,
+    goes_on: bool = True,
 ) -> MixedPosition:
     """Return the start of a stage; without weights, sources have theirs in proportion to what is left of each.
 
     Args:
         width: rows of an item; see `Deal`.
         coming: sources that have a weight in a later stage; see `Mixture.length`.
+        goes_on: whether shares go on from the stage before, if their weights stay.
 
     Raises:
         ConfigError: no source has a row, or a source with a weight has none.
@@ -139,7 +149,8 @@ def begun(
     deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None, width=width)
     rule = as_stop(stop).in_samples(width, done_in(past))
     refuse_no_end(rule, {*coming, *(name for name, weight in shares.items() if weight)})
-    deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()})
+    last = (past[-1].deal, past[-1].places) if past and goes_on else None
+    deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()}, last)
     if deal.total == ENDLESS:
         limits = {name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}
         deal = deal.ending(limits, stop, coming)
@@ -150,9 +161,13 @@ def begun(
 def begun_as(
     deal: Deal, position: MixedPosition, rounds: Mapping[str, Rounds], stop: StopRule, coming: Collection[str] = ()
 ) -> Deal:
-    """Return the deal of the newest stage of a position, if it began with the weights of a deal; see `begun`."""
+    """Return the deal of the newest stage of a position, if it began with the weights of a deal; see `begun`.
+
+    States of before lacks were known have none.
+    """
     weights = None if deal.natural else deal.by_name
-    return begun(position.epoch, rounds, weights, deal.topology, stop, position.past, deal.width, coming).deal
+    shape = deal.topology, stop, position.past, deal.width, coming
+    return begun(position.epoch, rounds, weights, *shape, goes_on=bool(deal.lacks)).deal
 
 
 def done_in(stages: Sequence[DealtStage]) -> Done:

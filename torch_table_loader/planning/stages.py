@@ -63,6 +63,9 @@ class Stage:
 _NO_STEP = Stage(Topology(1, 1, 1))
 """The stage of a position in a state that has no shape of a job, since samples are counted."""
 
+_NO_ORIGIN: tuple[Any, ...] = ("", 0, 0, (), 0)
+"""Of a source in a state: its last places may be missing, its origin and what it lacks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Position(ABC):
@@ -268,7 +271,9 @@ class SamplePosition(Position):
             return [taken]
         shares = self.mixture.shares
         names = self.mixture.names
-        origins = [[list(self.origins[name])] if name in self.origins else [] for name in names]
+        origins: list[list[Any]] = [[list(self.origins[name])] if name in self.origins else [] for name in names]
+        if shares.lacks:
+            origins = [[*(own or [[]]), lack] for own, lack in zip(origins, shares.lacks, strict=True)]
         entries = [[*entry, *more] for *entry, more in zip(names, shares.weights, shares.before, origins, strict=True)]
         return [[*taken, self.total, shares.start, entries]]
 
@@ -297,9 +302,11 @@ class SamplePosition(Position):
         counted["extents"] = tuple(Extent(*entry) for entry in extents)
         if mixed:
             counted["total"], since, listed = mixed
-            names, weights, before = (tuple(entry[place] for entry in listed) for place in range(3))
-            counted["mixture"] = Mixture(names, Shares(since, weights, before), seed, epoch, block, natural)
-            counted["origins"] = {name: tuple(*more) for name, _, _, *more in listed if more}
+            full = [[*entry, *_NO_ORIGIN[len(entry) :]] for entry in listed]
+            names, weights, before, origins, lacks = (tuple(entry[place] for entry in full) for place in range(5))
+            shares = Shares(since, weights, before, lacks, width)
+            counted["mixture"] = Mixture(names, shares, seed, epoch, block, natural)
+            counted["origins"] = {name: tuple(own) for name, own in zip(names, origins, strict=True) if own}
         return cls(epoch, _NO_STEP, ended=ended, **counted)
 
     def check(self, total: int) -> None:

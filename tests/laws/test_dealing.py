@@ -155,7 +155,7 @@ def check_the_end(deal: Deal) -> None:
 
 def may_have_shares(deal: Deal, had: list[int]) -> bool:
     """Return whether rows of the last block may give each source its share, to within one row, and take none back."""
-    due = [rows + int(max(0, lack(deal, number, rows, deal.end))) for number, rows in enumerate(had)]
+    due = [rows + int(max(Fraction(0), lack(deal, number, rows, deal.end))) for number, rows in enumerate(had)]
     least = [max(rows, own) for rows, own in zip(had, due, strict=True)]
     return sum(least) <= deal.end
 

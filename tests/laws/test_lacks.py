@@ -54,7 +54,7 @@ def test_every_prefix_has_its_shares_of_tokens(
         for source in mixture.places(place, place + number).source.tolist():
             reference.take(source, width)
             for lack, first, share in zip(reference.lacks, began, reference.shares, strict=True):
-                assert min(-1, first) < lack / width < max(1, first) + ahead * share
+                assert min(Fraction(-1), first) < lack / width < max(Fraction(1), first) + ahead * share
                 assert not grows or abs(lack) <= width
         place, was = place + number, width
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import partial
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
@@ -153,6 +154,41 @@ def test_shares_hold_in_sequences_of_any_length(tables: dict[str, str], kind: st
         found = taken(batch)
         counts.update(NAMES[each.tokens[0][0] // 100] for each in found)
         assert all(abs(counts[name] - WEIGHTS[name] * (step + 1)) <= 1 for name in NAMES)
+
+
+def lacks_of(steps: list[list[Taken]], weights: Mapping[str, int]) -> dict[str, Fraction]:
+    """Count the tokens that each source lacks of its share of all that came."""
+    counts = {
+        name: counted([[each for each in step if sources_of([each]) == {name}] for step in steps]) for name in NAMES
+    }
+    came, whole = sum(counts.values()), sum(weights.values())
+    return {name: Fraction(came * weights[name], whole) - counts[name] for name in NAMES}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chain=st.lists(st.tuples(worlds(5), st.integers(1, 6)), min_size=2, max_size=3),
+    lengths=st.lists(st.integers(2, 8), min_size=3, max_size=6).map(sorted),
+    weights=st.sampled_from([WEIGHTS, {"a": 3, "b": 2, "c": 2}, {"a": 1, "b": 4, "c": 2}]),
+)
+@daily(1)
+def test_shares_of_tokens_go_on_where_sequences_grow(
+    tables: dict[str, str], kind: str, chain: Any, lengths: list[int], weights: dict[str, int]
+) -> None:
+    """They hold to within one sequence of the present length; of streams after every step that completes a block."""
+    pack = full_pack(seq_len=dict(zip(range(0, 60, 3), lengths, strict=False)), labels="shifted")
+    options: dict[str, Any] = {"pack": pack, "weights": weights, "stop": Stop("forever", tokens=2500), "unit": "tokens"}
+    found: list[list[Taken]] = []
+    state: Any = None
+    for world, steps in chain:
+        size = -(-sum(weights.values()) // min(weights.values()))
+        own = {**world, "batch_size": size, "even_ranks": None}
+        steps_taken, state = job(tables, kind, state, steps, **options, **own)
+        for step in steps_taken:
+            found.append(step)
+            length = length_of_step(pack, 0, len(found) - 1)
+            assert all(abs(lack) < length for lack in lacks_of(found, weights).values())
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

@@ -26,12 +26,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.lacks import cumulative, lacks_after, made_up_in, turns_to_make_up
 from torch_table_loader.planning.mixture import refuse_no_end
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.schedules import StopRule, as_stop
@@ -78,6 +79,7 @@ class Deal:
         until: places, whole steps, after which other sources come, since some are dropped; 0: none do.
         given: the weights that were asked for, if those of the stage are others, since some sources are dropped.
         width: rows of a source that are an item: 1, or the tokens of a sequence. Places and shares count items.
+        lacks: what each source lacks of its share when the stage begins; see `planning/lacks.py`.
 
     >>> from torch_table_loader.planning.ranks import Topology
     >>> deal = Deal(("a", "b"), (3, 1), Topology(2, 1, 4), seed=0, epoch=0)
@@ -96,6 +98,7 @@ class Deal:
     until: int = 0
     given: tuple[int, ...] = ()
     width: int = 1
+    lacks: tuple[int, ...] = ()
 
     @property
     def by_name(self) -> dict[str, int]:
@@ -122,6 +125,8 @@ class Deal:
         """Steps after which each source has its share, to within one row."""
         rarest = min(weight for weight in self.weights if weight)
         steps = -(-sum(self.weights) // (rarest * self.step_rows))
+        if self.lacks:
+            steps = max(steps, -(-turns_to_make_up(self.weights, self.lacks, self.width) // self.step_rows))
         return min(steps, self.until // self.step_rows) if self.until else steps
 
     @property
@@ -137,6 +142,15 @@ class Deal:
         """
         counts: Ints = np.diff(self._edges(np.atleast_1d(np.asarray(places, dtype=np.int64))), axis=1)
         return counts
+
+    def due(self, places: int) -> list[int]:
+        """Return the share of each source of the first places, times the sum of the weights and the width."""
+        lacks = self.lacks or (0,) * len(self.weights)
+        return [places * weight * self.width + lack for weight, lack in zip(self.weights, lacks, strict=True)]
+
+    def lacks_at(self, places: int) -> tuple[int, ...]:
+        """Return what each source lacks of its share after the first places."""
+        return lacks_after(self.weights, self.rows_before(places).tolist(), self.width, self.lacks)
 
     def sources(self, places: Ints) -> NDArray[np.int16]:
         """Return the source of each place (int64[n], each below `end`), as its number among the names."""
@@ -168,7 +182,10 @@ class Deal:
         """Return the place of a source's row, counted from the stage's start; `end` if it has fewer rows."""
         if not self.weights[source]:
             return self.end
-        near = min(turn * sum(self.weights) // (self.weights[source] * self.block_rows), self.end // self.block_rows)
+        share, due = self.weights[source] * self.width, turn * sum(self.weights) * self.width
+        if self.lacks:
+            due = max(0, due - self.lacks[source])
+        near = min(due // (share * self.block_rows), self.end // self.block_rows)
         stop = min(near + 2, -(-self.end // self.block_rows))  # a block behind the last would count rows of that one
         blocks = np.arange(max(0, near - 1), stop, dtype=np.int64)  # counts are less than one off the shares
         if not len(blocks):
@@ -189,7 +206,8 @@ class Deal:
 
     def takes(self, source: int, channel: tuple[int, int]) -> bool:
         """Return whether a channel takes any row of a source; in an endless stage, the pattern of blocks repeats."""
-        blocks = min(self.topology.lanes * sum(self.weights), _MOST_PLACES // self.block_rows)
+        # The first block may be another one than those that repeat.
+        blocks = min(self.topology.lanes * sum(self.weights) + bool(self.lacks), _MOST_PLACES // self.block_rows)
         end = blocks * self.block_rows if self.end == ENDLESS else self.end
         return bool(self.dealt(end)[source][channel])
 
@@ -228,31 +246,45 @@ class Deal:
             return replace(self, total=ENDLESS)
         return replace(self, total=self._place_of(left, first=stop.at != "all_exhausted"))
 
-    def dropping(self, left: Mapping[str, int]) -> Deal:
+    def dropping(self, left: Mapping[str, int], last: tuple[Deal, int] | None = None) -> Deal:
         """Return the same deal without sources of which nothing is left, up to the step in which another one ends.
 
         That step is a stage of its own, in which each source that ends delivers just what is left of it.
 
         Args:
             left: rows of some sources, by name, after which the others go on without them.
+            last: the deal before this one and the places that it had; shares go on if their weights stay.
         """
         own = {number: left[name] for number, name in enumerate(self.names) if name in left and self.weights[number]}
         kept = tuple(0 if own.get(number, 1) <= 0 else weight for number, weight in enumerate(self.weights))
         if not any(kept):
             return replace(self, total=0)
+        deal = self._with(kept)._going_on(last)
         if not (ends := {number: rows for number, rows in own.items() if kept[number]}):
-            return self._with(kept)
-        deal = self._with(kept)
+            return deal
         by_name = {self.names[number]: rows for number, rows in ends.items()}
-        if steps := deal._place_of(by_name, first=True, every=self.step_rows) // self.step_rows:
-            return replace(deal, until=steps * self.step_rows)
+        if until := deal._place_of(by_name, first=True, every=self.step_rows):
+            if until < turns_to_make_up(deal.weights, deal.lacks, deal.width):
+                return self.dropping(left)
+            return replace(deal, until=until)
         return deal._last_step(ends)
+
+    def _going_on(self, last: tuple[Deal, int] | None) -> Deal:
+        """Return the same deal, of sources that lack what they lacked after another one, if the weights are its own."""
+        if last is None or self.natural or (self.names, self.weights) != (last[0].names, last[0].weights):
+            return self
+        before, places = last
+        deal = replace(self, lacks=before.lacks_at(places))
+        lacks = made_up_in(deal.block_rows, deal.weights, deal.lacks, deal.width)
+        if not any(lacks):
+            lacks = ()
+        return replace(deal, lacks=lacks)
 
     def _with(self, weights: tuple[int, ...]) -> Deal:
         """Return the same deal with other weights than those that were asked for."""
         common, asked = gcd(*weights), self.given or self.weights
         found = tuple(each // common for each in weights)
-        return replace(self, weights=found, given=() if found == asked else asked)
+        return replace(self, weights=found, given=() if found == asked else asked, lacks=())
 
     def _last_step(self, ends: Mapping[int, int]) -> Deal:
         """Return the step in which sources end; `ends` are the rows left of these, and of any that may end in it."""
@@ -309,12 +341,7 @@ class Deal:
 
     def _edges(self, places: Ints) -> Ints:
         """Return the cumulative shares at places, int64[n, sources + 1]."""
-        edges = [0, *accumulate(self.weights)]
-        fits = max(1, int(places.max(initial=0))) * edges[-1] < 1 << 63
-        kind: Any = np.int64 if fits else object
-        ends: Any = places.astype(kind)[:, None] * np.array(edges, dtype=kind) // edges[-1]
-        found: Ints = ends.astype(np.int64)
-        return found
+        return cumulative(places, self.weights, self.lacks, self.width)
 
     def _channels(self, block: int) -> Ints:
         """Return the channel of each slot of a block."""
@@ -328,14 +355,19 @@ class Deal:
         """Count the rows of each source that each channel has in the first blocks: int64[sources, R, L]."""
         ranks, lanes = self.topology.num_ranks, self.topology.lanes
         counts = np.zeros((len(self.weights), ranks, lanes), dtype=np.int64)
-        size, total = self.block_rows, sum(self.weights)
+        size, total = self.block_rows * self.width, sum(self.weights) * self.width
         below, hits = _classes(self)
-        for first in range(min(lanes, blocks)):  # the blocks first, first + lanes, ...: in these, lanes are the same
+        begun, offsets = 0, [0] * len(self.weights)
+        if self.lacks and blocks:  # what is due at once moves the borders of the first block further
+            begun, offsets = 1, [lack % total for lack in accumulate(self.lacks)]
+            np.add.at(counts.reshape(len(self.weights), -1), (_sources(self, 0), self._channels(0)), 1)
+        # The blocks first, first + lanes, ...: in these, lanes are the same.
+        for first in range(begun, begun + min(lanes, blocks - begun)):
             number = -(-(blocks - first) // lanes)
             moved = np.zeros(len(self.weights) + 1, dtype=np.int64)
-            for edge, weight in enumerate(accumulate(self.weights[:-1]), 1):
-                ends = floor_sum(number, total, lanes * size * weight, (first + 1) * size * weight)
-                begins = floor_sum(number, total, lanes * size * weight, first * size * weight)
+            for edge, (weight, offset) in enumerate(zip(accumulate(self.weights[:-1]), offsets, strict=False), 1):
+                ends = floor_sum(number, total, lanes * size * weight, (first + 1) * size * weight + offset)
+                begins = floor_sum(number, total, lanes * size * weight, first * size * weight + offset)
                 moved[edge] = ends - begins - number * (size * weight // total)
             up_to = number * below + moved[:, None, None] * hits
             lane = (first * self.block_steps + np.arange(lanes)) % lanes
@@ -399,27 +431,32 @@ def _sources(deal: Deal, block: int) -> NDArray[np.int16]:
     before, after = deal.shares(np.array([begin, begin + size]))
     counts = after - before
     if (counts < 0).any():
-        counts = np.array(_last_rows(deal.weights, before.tolist(), begin + size))
+        due = deal.due(begin + size)
+        counts = np.array(_last_rows(due, before.tolist(), size, sum(deal.weights) * deal.width))
     found: NDArray[np.int16] = np.repeat(np.arange(len(counts), dtype=np.int16), counts)[order]
     return found
 
 
-def _last_rows(weights: Sequence[int], had: Sequence[int], end: int) -> list[int]:
+def _last_rows(due: Sequence[int], had: Sequence[int], places: int, whole: int) -> list[int]:
     """Count the rows of each source in the places up to an end of which the floors would take back rows.
 
-    >>> _last_rows((5, 1, 5), [32, 7, 33], 73)
+    Args:
+        due: the rows that each should have at the end, times `whole`.
+
+    >>> _last_rows((365, 73, 365), [32, 7, 33], 1, 11)
     [1, 0, 0]
     """
-    whole, places = sum(weights), end - sum(had)
-    lacks = [end * weight - rows * whole for weight, rows in zip(weights, had, strict=True)]
+    lacks = [each - rows * whole for each, rows in zip(due, had, strict=True)]
     counts = [max(0, each // whole) for each in lacks]
-    by_rest = sorted(range(len(weights)), key=lambda source: counts[source] * whole - lacks[source])
+
+    def over(source: int) -> int:
+        return counts[source] * whole - lacks[source]
+
     if (left := places - sum(counts)) >= 0:
-        for source in by_rest[:left]:
+        for source in sorted(range(len(counts)), key=over)[:left]:
             counts[source] += 1
-    else:
-        for source in [each for each in by_rest if counts[each]][left:]:
-            counts[source] -= 1
+    for _ in range(-left):
+        counts[max((each for each in range(len(counts)) if counts[each]), key=lambda each: (over(each), each))] -= 1
     return counts
 
 

@@ -79,7 +79,8 @@ class MixedPosition(StagedPosition):
 
         Left out is what a stage has of the one before it, or as most do: `weights`, if they are those of the stage
         before; what is `dropped`, if nothing is: the places until then, and the weights that the stage has; the
-        `width` of an item, if that is a row; `micro_batches`, if a step has one; and `natural`, if shares are given.
+        `width` of an item, if that is a row; what sources `lack` of their shares, if they lack nothing;
+        `micro_batches`, if a step has one; and `natural`, if shares are given.
         """
         found, before = [], None
         for stage in self.stages:
@@ -91,6 +92,8 @@ class MixedPosition(StagedPosition):
                 fields["dropped"] = {"until": deal.until, "weights": list(deal.weights)}
             if deal.width > 1:
                 fields["width"] = deal.width
+            if deal.lacks:
+                fields["lacks"] = list(deal.lacks)
             if deal.topology.micro_batches > 1:
                 fields["micro_batches"] = deal.topology.micro_batches
             if deal.natural:
@@ -122,7 +125,8 @@ class MixedPosition(StagedPosition):
                     )
                 given = () if own == deal.weights else deal.weights
                 deal = replace(deal, until=dropped["until"], weights=own, given=given)
-            stages.append(DealtStage.of(replace(deal, total=fields["total"]), stage.steps))
+            deal = replace(deal, total=fields["total"], lacks=tuple(fields.get("lacks", ())))
+            stages.append(DealtStage.of(deal, stage.steps))
         return cls(staged.epoch, stages[-1], tuple(stages[:-1]), ended=staged.ended)
 
 
@@ -135,12 +139,15 @@ def begun(
     past: Sequence[DealtStage] = (),
     width: int = 1,
     coming: Collection[str] = (),
+    *,
+    goes_on: bool = True,
 ) -> MixedPosition:
     """Return the start of a stage; without weights, sources have theirs in proportion to what is left of each.
 
     Args:
         width: rows of an item; see `Deal`.
         coming: sources that have a weight in a later stage; see `Mixture.length`.
+        goes_on: whether shares go on from the stage before, if their weights stay.
 
     Raises:
         ConfigError: no source has a row, or a source with a weight has none.
@@ -158,7 +165,8 @@ def begun(
     deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None, width=width)
     rule = as_stop(stop).in_samples(width, done_in(past))
     refuse_no_end(rule, {*coming, *(name for name, weight in shares.items() if weight)})
-    deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()})
+    last = (past[-1].deal, past[-1].places) if past and goes_on else None
+    deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()}, last)
     if deal.total == ENDLESS:
         limits = {name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}
         deal = deal.ending(limits, stop, coming)
@@ -169,9 +177,13 @@ def begun(
 def begun_as(
     deal: Deal, position: MixedPosition, rounds: Mapping[str, Rounds], stop: StopRule, coming: Collection[str] = ()
 ) -> Deal:
-    """Return the deal of the newest stage of a position, if it began with the weights of a deal; see `begun`."""
+    """Return the deal of the newest stage of a position, if it began with the weights of a deal; see `begun`.
+
+    States of before lacks were known have none.
+    """
     weights = None if deal.natural else deal.by_name
-    return begun(position.epoch, rounds, weights, deal.topology, stop, position.past, deal.width, coming).deal
+    shape = deal.topology, stop, position.past, deal.width, coming
+    return begun(position.epoch, rounds, weights, *shape, goes_on=bool(deal.lacks)).deal
 
 
 def done_in(stages: Sequence[DealtStage]) -> Done:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
 from math import gcd, lcm
 from numbers import Rational, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -23,6 +22,7 @@ import numpy as np
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key, hashes_of, u64
+from torch_table_loader.planning.lacks import cumulative, lacks_after, made_up_in, turns_to_make_up
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.schedules import Stop, StopRule, StopWord, as_stop
@@ -70,11 +70,21 @@ class Shares:
     Args:
         weights: one for each source, as the smallest integers; 0 leaves a source out.
         before: rows of each source that came before.
+        lacks: what each source lacks of its share there, if rows of other widths came before; see `planning/lacks.py`.
+        width: that of the rows to come, where there are lacks.
     """
 
     start: int
     weights: tuple[int, ...]
     before: tuple[int, ...]
+    lacks: tuple[int, ...] = ()
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        """Leave out lacks that are none."""
+        if not any(self.lacks):
+            object.__setattr__(self, "lacks", ())
+            object.__setattr__(self, "width", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +117,18 @@ class Mixture:
         """Refuse an invalid block, and compute its rows."""
         if isinstance(self.block, bool) or not isinstance(self.block, int) or not 0 <= self.block <= _MOST_BLOCK_ROWS:
             raise ConfigError(f"block must be an int in [0, {_MOST_BLOCK_ROWS}], got {self.block!r}")
-        weights = self.shares.weights
+        shares, weights = self.shares, self.shares.weights
         if any(weights):
             rarest = -(-sum(weights) // min(weight for weight in weights if weight))
-            rows = max(self.block, rarest) if self.block else Quotas(weights).block_turns
+            rows = max(self.block, rarest, turns_to_make_up(weights, shares.lacks, shares.width))
+            if not self.block:
+                rows = self._quotas.block_turns
         else:
             rows = 1  # all sources were dropped
         object.__setattr__(self, "block_rows", rows)
+        lacks = made_up_in(rows, weights, shares.lacks, shares.width)
+        if lacks != shares.lacks:
+            object.__setattr__(self, "shares", replace(shares, lacks=lacks))
 
     @classmethod
     def of(
@@ -174,14 +189,24 @@ class Mixture:
         left = {name: max(0, count - had.get(name, 0)) for name, count in rows.items()}
         return self._with(place, natural_shares(left if any(left.values()) else rows), had, natural=True)
 
-    def recounted(self, place: int, before: Mapping[str, int], rows: Mapping[str, int]) -> Mixture:
-        """Count the rows of sources otherwise from a place on, such as sequences of another length.
+    def recounted(
+        self, place: int, before: Mapping[str, int], rows: Mapping[str, int], widths: tuple[int, int]
+    ) -> Mixture:
+        """Count the rows of sources otherwise from a place on: sequences of another length. Shares go on.
 
         Args:
             before: rows of each source that came before the place, by name.
             rows: rows of each source in the epoch.
+            widths: tokens of a row before the place, and from there on.
         """
-        return self._of_left(place, before, rows) if self.natural else self._with(place, self.weights, before)
+        if self.natural:
+            return self._of_left(place, before, rows)
+        mixture, (was, width) = self._with(place, self.weights, before), widths
+        part = next(part for part in reversed(_parts(self)) if part.shares.start <= place)
+        own = part.shares
+        had = [now - then for now, then in zip(part.rows_before(place), own.before, strict=True)]
+        lacks = lacks_after(own.weights, had, was, own.lacks)
+        return replace(mixture, shares=replace(mixture.shares, lacks=lacks, width=width))
 
     def _had_by_name(self, place: int) -> dict[str, int]:
         return dict(zip(self.names, self.rows_before(place), strict=True))
@@ -299,13 +324,15 @@ class Mixture:
     def _had(self, blocks: Ints) -> Ints:
         """Count the rows of each source in the first blocks (int64[n]) of the shares: int64[n, sources]."""
         if not self.block:
-            return Quotas(self.shares.weights).had(blocks)
-        edges = [0, *accumulate(self.shares.weights)]
-        fits = max(1, int(blocks.max(initial=0))) * self.block_rows * edges[-1] < 1 << 63
-        kind: Any = np.int64 if fits else object
-        ends = blocks.astype(kind)[:, None] * self.block_rows * np.array(edges, dtype=kind) // edges[-1]
-        counts: Ints = np.diff(ends, axis=1).astype(np.int64)
+            return self._quotas.had(blocks)
+        shares = self.shares
+        ends = cumulative(blocks * self.block_rows, shares.weights, shares.lacks, shares.width)
+        counts: Ints = np.diff(ends, axis=1)
         return counts
+
+    @property
+    def _quotas(self) -> Quotas:
+        return Quotas(self.shares.weights, self.shares.lacks, self.shares.width)
 
     def shuffled(self, blocks: Ints) -> Place:
         """Shuffle some blocks: source and turn of each slot, [n, block_rows]."""
@@ -325,7 +352,7 @@ class Mixture:
         """Return the source of each slot of some blocks, in which each source has its count of slots."""
         if not self.block:
             key = derive_key(self.seed, self.epoch, f"mixture by quotas from {self.shares.start}")
-            return Quotas(self.shares.weights).arranged(blocks, key)
+            return self._quotas.arranged(blocks, key)
         key = derive_key(self.seed, self.epoch, f"mixture from {self.shares.start}")
         hashes = hashes_of((blocks[:, None] * self.block_rows + slots).astype(np.uint64), key)
         # Each hash's low bits become its slot: this makes all hashes distinct, and sorting needs no second array.
@@ -365,20 +392,27 @@ def _parts(mixture: Mixture) -> tuple[Mixture, ...]:
     part, parts = replace(mixture, caps=()), []
     caps = mixture.caps or (0,) * len(mixture.names)
     while True:
-        start, weights, before = part.shares.start, part.shares.weights, part.shares.before
+        weights, before = part.shares.weights, part.shares.before
         left = tuple(
             0 if cap and had >= cap else weight for weight, had, cap in zip(weights, before, caps, strict=True)
         )
         if left != weights:
             shrunk = smallest(dict(zip(part.names, left, strict=True))) if any(left) else {}
             left = tuple(shrunk.get(name, 0) for name in part.names)
-            part = replace(part, shares=Shares(start, left, before), natural=False)
+            part = replace(part, shares=_shares_without_dropped(part.shares, left), natural=False)
         parts.append(part)
         limits = {number: cap for number, (weight, cap) in enumerate(zip(left, caps, strict=True)) if weight and cap}
         if not limits:
             return tuple(parts)
         place = part.place_of_limits(limits)
         part = replace(part, shares=Shares(place, left, part.rows_before(place)))
+
+
+def _shares_without_dropped(shares: Shares, left: tuple[int, ...]) -> Shares:
+    """Return shares with the weights of the sources that are left, which lack what they did if only these lack it."""
+    if any(lack for lack, weight in zip(shares.lacks, left, strict=False) if not weight):
+        return Shares(shares.start, left, shares.before)
+    return replace(shares, weights=left)
 
 
 @lru_cache(maxsize=4)

@@ -23,7 +23,7 @@ LabelStyle = Literal["hf", "shifted"]
 PackOutput = Literal["hf", "flash", "flex", "megatron", "segment_ids"]
 PackBalance = Literal["attention"]
 IdType = Literal["int64", "int32"]
-ContextOrder = Literal["balanced", "contiguous"]
+ContextOrder = Literal["balanced", "contiguous", "documents"]
 
 TENSORS = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen")
 """What a batch can have, by the names of this library."""
@@ -46,7 +46,17 @@ _OF_OUTPUT: dict[str | None, tuple[str, ...]] = {
 FLASH_EDGES = ("cu_seq_lens_q", "max_length_q", "cu_seq_lens_k", "max_length_k")
 """Where documents begin, and the longest, by the names that Hugging Face gives FlashAttention."""
 
-_TAKEN = {*TENSORS, *FLASH_EDGES, "segment_ids", "tokens", "loss_mask", "documents", "spans", "padding"}
+_TAKEN = {
+    *TENSORS,
+    *FLASH_EDGES,
+    "cu_seqlens_padded",
+    "segment_ids",
+    "tokens",
+    "loss_mask",
+    "documents",
+    "spans",
+    "padding",
+}
 
 _OF_DOCUMENTS = frozenset(
     {"tokens", "bos_id", "eos_id", "sep_id", "min_length", "long_docs", "block_docs"}
@@ -126,7 +136,9 @@ class Pack(SamplesOption):
             ``[batch, seq_len / 4]``; ``cu_seqlens`` and ``max_seqlen`` are of the whole sequences. Ranks of one group
             must be one rank of the job: pass the mesh of data parallelism as ``num_ranks=``.
         context_order: which slice. "balanced": of 2n chunks those numbered r and 2n − 1 − r, so that causal attention
-            costs each rank the same, as Megatron and torchtitan cut. "contiguous": the r-th of n chunks.
+            costs each rank the same, as Megatron and torchtitan cut. "contiguous": the r-th of n chunks. "documents":
+            those two of each document, which is padded to a multiple of 2n, as Transformer Engine cuts its THD format:
+            a batch is one row, ``[1, tokens / n]``, and ``cu_seqlens_padded`` comes beside ``cu_seqlens``.
 
     Raises:
         ConfigError: a value is out of range, or two values do not fit each other.
@@ -318,7 +330,7 @@ class Pack(SamplesOption):
             )
         ranks = integer("Pack: the ranks of context", given[1], 1, _MOST_TOKENS)
         object.__setattr__(self, "context", (integer("Pack: the rank of context", given[0], 0, ranks - 1), ranks))
-        chunks = ranks if self.context_order == "contiguous" else 2 * ranks
+        chunks = {"balanced": 2 * ranks, "contiguous": ranks, "documents": 1}[self.context_order]
         if odd := [length for length in self.lengths_by_step.values.values() if length % chunks]:
             raise ConfigError(
                 f"Pack: {ranks} ranks of context cut a sequence into {chunks} chunks, got {odd[0]} tokens; pass a "
@@ -332,6 +344,11 @@ class Pack(SamplesOption):
         if self.output == "flash" or self.spans:
             why = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
             raise ConfigError(f"Pack: {why}, of which context has no slices; leave one of them out")
+
+    @property
+    def cuts_documents(self) -> bool:
+        """Whether each rank has slices of each document, and not of each sequence."""
+        return self.context is not None and self.context_order == "documents"
 
     @property
     def joins_documents(self) -> bool:

@@ -17,6 +17,7 @@ from torch_table_loader.batching.outputs import bounds_of, cut_arrays, cut_tenso
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
+from torch_table_loader.text.document_cuts import DocumentCuts
 from torch_table_loader.text.pack import FLASH_EDGES, IGNORED
 from torch_table_loader.text.pack_counts import PackCounts
 from torch_table_loader.text.token_rows import repeated
@@ -55,7 +56,7 @@ class Spans(NamedTuple):
     columns: dict[str, Any]
 
 
-_OF_EDGES = frozenset({"cu_seqlens", "max_seqlen", *FLASH_EDGES})
+_OF_EDGES = frozenset({"cu_seqlens", "cu_seqlens_padded", "max_seqlen", *FLASH_EDGES})
 
 
 def one_sequence(batch: dict[str, Any]) -> dict[str, Any]:
@@ -168,12 +169,13 @@ class Sequences:
         self._check_documents(layout)
         bounds = [*range(0, layout.num_tokens, batch_tokens), layout.num_tokens]
         firsts = layout.at.searchsorted(bounds)
-        cut: dict[str, Sequence[Any]] = {
-            name: self._cut(values, batch_tokens)
-            for name, values in self._named(self._flat(tokens, parts, layout, firsts)).items()
-        }
-        if not {"cu_seqlens", "max_seqlen"}.isdisjoint(self._wanted):
-            cut |= self._edges(layout, bounds)
+        flat = self._flat(tokens, parts, layout, firsts)
+        if self._pack.cuts_documents:
+            cut = self._by_document(flat, DocumentCuts.of(layout.at, layout.length, firsts, self._pack.context), bounds)
+        else:
+            cut = {name: self._cut(values, batch_tokens) for name, values in self._named(flat).items()}
+            if not {"cu_seqlens", "max_seqlen"}.isdisjoint(self._wanted):
+                cut |= self._edges(layout, bounds)
         batches = [dict(zip(cut, batch, strict=True)) for batch in zip(*cut.values(), strict=True)]
         if parts.columns is not None:
             for batch, (first, last), (start, stop) in zip(
@@ -217,11 +219,35 @@ class Sequences:
         if "doc_ids" in wanted:
             flat["doc_ids"] = layout.repeated(number - firsts[:-1].astype(np.int32).repeat(np.diff(firsts)))
         if layout.padded:
-            padding = layout.padding()
-            fills = {"input_ids": self._pack.pad_id, "labels": IGNORED, "doc_ids": -1}
+            padding, fills = layout.padding(), self._fills
             for name, values in flat.items():
                 values[padding] = fills.get(name, 0)
         return flat
+
+    @property
+    def _fills(self) -> dict[str, int]:
+        """What padding has, where that is not 0."""
+        return {"input_ids": self._pack.pad_id, "labels": IGNORED, "doc_ids": -1}
+
+    def _by_document(
+        self, flat: dict[str, NDArray[Any]], cuts: DocumentCuts, bounds: Sequence[int]
+    ) -> dict[str, Sequence[Any]]:
+        """Return this rank's slices of each document: for each batch one row, and the edges of whole documents."""
+        fills = self._fills
+        own = {name: cuts.taken(values, fills.get(name, 0)) for name, values in flat.items()}
+        if "position_ids" in own:
+            own["position_ids"] = cuts.inside
+        cut: dict[str, Sequence[Any]] = {
+            name: [batch[None] for batch in self._split(values, cuts.sizes)]
+            for name, values in self._named(own).items()
+        }
+        room, most = None, self._pack.max_docs_per_row
+        if most is not None:
+            room = np.diff(bounds) // self._pack.width * most
+        if {"cu_seqlens", "max_seqlen"}.isdisjoint(self._wanted):
+            return cut
+        edges = cuts.edges(self._split, room)
+        return cut | {name: each for name, each in edges.items() if name.removesuffix("_padded") in self._wanted}
 
     def _ids(self, chunks: Chunks, num_tokens: int) -> NDArray[Any]:
         """Return the token ids in the type that the caller chose.

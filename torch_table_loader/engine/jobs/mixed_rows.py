@@ -202,7 +202,7 @@ class MixedRows(MixtureJob, IndexedJob):
             anew = self._cut(own._replace(width=length, origin=(0, 0)))
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
-        recounted = mixture.recounted(place, before, rows)
+        recounted = mixture.recounted(place, before, rows, (position.width, length))
         coming = self._coming(position.epoch, position)
         return position.mixed_anew(recounted, self.stop, coming, rows=rows, width=length, origins=origins)
 

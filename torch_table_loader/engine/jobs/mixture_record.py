@@ -45,15 +45,21 @@ class SavedMixture:
 
 def shares_of(position: SamplePosition) -> dict[str, Any]:
     """Write how sources of rows share an epoch, since the newest weights, and what came of each before."""
-    mixture = position.mixed
-    entries = zip(mixture.names, mixture.shares.weights, mixture.shares.before, strict=True)
+    mixture, shares = position.mixed, position.mixed.shares
+    entries = zip(mixture.names, shares.weights, shares.before, strict=True)
     sources = {name: {"weight": weight, "before": before} for name, weight, before in entries}
-    return {"total": position.total, "since": position.begins, "sources": sources}
+    written = {"total": position.total, "since": position.begins, "sources": sources}
+    if not shares.lacks:
+        return written
+    for own, lack in zip(sources.values(), shares.lacks, strict=True):
+        own["lack"] = lack
+    return {**written, "width": shares.width}
 
 
 _WEIGHTS = OneOf(get_args(NaturalShares), Named({}, others=COUNT))
 _TIMES = Named({}, others=COUNT)
 _ROWS = range(1, MOST_ROWS + 1)
+_LACK = range(-COUNT.stop, COUNT.stop)
 _MOST_PLACES = 1 << 24
 """Rows of a step over all ranks, or lanes of all ranks, of a mixture of streams, which deals each of them."""
 
@@ -65,7 +71,12 @@ class MixtureRecord(StateRecord):
     forms: ClassVar[Mapping[Kind, StageForms]] = {
         "items": StageForms(
             Named(
-                {"total": COUNT, "since": COUNT, "sources": Named({}, others=Named({"weight": COUNT, "before": COUNT}))}
+                {
+                    "total": COUNT,
+                    "since": COUNT,
+                    "sources": Named({}, others=Named({"weight": COUNT, "before": COUNT}, {"lack": _LACK})),
+                },
+                {"width": _ROWS},
             )
         ),
         "splits": StageForms(
@@ -75,6 +86,7 @@ class MixtureRecord(StateRecord):
                     "weights": Named({}, others=COUNT),
                     "dropped": Named({"until": COUNT, "weights": ListOf(COUNT, least=1)}),
                     "width": range(2, MOST_ROWS + 1),
+                    "lacks": ListOf(_LACK, least=1),
                     "micro_batches": _ROWS,
                     "natural": FLAG,
                 },
@@ -108,7 +120,9 @@ class MixtureRecord(StateRecord):
         [fields] = stages
         sources: Mapping[str, Mapping[str, int]] = fields["sources"]
         weights, before = (tuple(own[name] for own in sources.values()) for name in ("weight", "before"))
-        shares, natural = Shares(fields["since"], weights, before), isinstance(mixture.newest, str)
+        lacks = tuple(own.get("lack", 0) for own in sources.values())
+        shares = Shares(fields["since"], weights, before, lacks, fields.get("width", 1))
+        natural = isinstance(mixture.newest, str)
         mixed = Mixture(tuple(sources), shares, seed, taken.epoch, mixture.options["block"], natural)
         return replace(saved, taken=replace(taken, total=fields["total"], mixture=mixed), records=records)
 
@@ -179,6 +193,9 @@ def _refuse_shares(taken: SamplePosition) -> None:
     if not since <= start <= taken.total or (not taken.origins and sum(before) > since):
         rows = dict(zip(taken.mixed.names, before, strict=True))
         refuse(f"rows of sources {rows}, weights from {since}, taken {start}, of the epoch {taken.total}")
+    if (shares := taken.mixed.shares).lacks and (sum(shares.lacks) or shares.width != taken.width):
+        lacks = f"{shares.lacks} of their shares, of sequences of {shares.width} tokens"
+        refuse(f"sources that lack {lacks}, which do not add up to nothing for those of {taken.width}")
 
 
 def _refuse_undealt(taken: MixedPosition) -> None:
@@ -191,5 +208,9 @@ def _refuse_undealt(taken: MixedPosition) -> None:
             most = f"of jobs with at most {_MOST_PLACES} rows of a step and as many workers"
             refuse_value("history", most, topology)
         fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
+        fit = fit and len(deal.lacks) in (0, len(deal.names)) and not sum(deal.lacks)
         if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
-            refuse(f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}")
+            dealt = f"the dealt weights {deal.weights!r} until {deal.until}" + f", which lack {deal.lacks!r}," * bool(
+                deal.lacks
+            )
+            refuse(f"{dealt} for the sources {', '.join(deal.names)}")

@@ -239,7 +239,7 @@ class Budget:
     """Batches of as many rows as a number of tokens holds, or of any other unit that rows have some of.
 
     A row that does not fit waits, and is the first of the next batch; while at most 16 wait, rows behind them may fill
-    the room that is left.
+    the room that is left. A state goes on with the same budget, on any number of ranks.
 
     Args:
         tokens: the most tokens of a batch.

@@ -267,25 +267,20 @@ class FilledOrder:
             similar: rows of a window within which those of similar length come together, and the key by which its
                 batches are shuffled, given the place where it begins; None leaves rows in their order.
         """
-        rows = np.empty(total, np.min_scalar_type(max(1, stored - 1)))
+        rows = np.empty(total, np.min_scalar_type(max(1, stored - 1, total - 1)))
         for first in range(0, total, _AT_ONCE):
             stop = min(first + _AT_ONCE, total)
             rows[first:stop] = order.take(np.arange(first, stop, dtype=np.int64))
         counts: list[int] = []
         for first, stop in _parts(order.ends, total, None if similar is None else similar[0]):
-            part = rows[first:stop]
-            numbers = np.arange(len(part))
-            widths = list(measure.counted(part))
-            if similar is not None:
-                widths = [np.concatenate(widths)]
-                numbers = np.argsort(widths[0], kind="stable")
-                widths = [widths[0][numbers]]
-            batches: Iterable[list[int]] = filled(widths, measure.limits)
-            if similar is not None:
-                found = list(batches)
-                mixed = Permutation(len(found), similar[1](first)).take(np.arange(len(found)))
-                batches = [found[number] for number in mixed.tolist()]
-            rows[first:stop] = part[numbers[np.fromiter(_flat(batches, counts), np.int64, len(part))]]
+            part = rows[first:stop].copy()
+            if similar is None:
+                batches: Iterable[list[int]] = filled(measure.counted(part), measure.limits)
+            else:
+                part, batches = _alike(part, measure, similar[1](first))
+            chosen = np.fromiter(_flat(batches, counts), rows.dtype, len(part))
+            for at in range(0, len(part), _AT_ONCE):
+                rows[first + at : min(first + at + _AT_ONCE, stop)] = part[chosen[at : at + _AT_ONCE]]
         edges = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         is_whole = not total or measure.fills(rows[edges[-2] :].astype(np.int64))
         return cls(rows, edges, is_whole, measure.tokens, measure.longer, measure.longest)
@@ -298,6 +293,17 @@ class FilledOrder:
     def take(self, places: Ints) -> Ints:
         """Return the row of the store at each place of the order."""
         return self.rows.take(places).astype(np.int64)
+
+
+def _alike(
+    rows: NDArray[np.unsignedinteger], measure: Measure, key: Key
+) -> tuple[NDArray[np.unsignedinteger], list[list[int]]]:
+    """Return rows of a window by length, and their batches, shuffled."""
+    widths = np.concatenate(list(measure.counted(rows)))
+    by_length = np.argsort(widths, kind="stable")
+    found = list(filled([widths[by_length]], measure.limits))
+    mixed = Permutation(len(found), key).take(np.arange(len(found)))
+    return rows[by_length], [found[number] for number in mixed.tolist()]
 
 
 def _parts(ends: Iterable[int], total: int, window: int | None) -> Iterator[tuple[int, int]]:

@@ -203,6 +203,11 @@ class BudgetRows(TableRows):
     def held_bytes(self) -> int:
         return super().held_bytes + self.lengths.memory_bytes + _KEPT_ORDERS * self._first.num_bytes
 
+    @property
+    @override
+    def built_bytes(self) -> int:
+        return super().built_bytes + 2 * self._first.rows.nbytes  # an order is cut from a copy
+
     @override
     def notes(self, position: SamplePosition) -> list[str]:
         order, budget = self.order(position), self.budget

@@ -109,10 +109,11 @@ def test_it_tells_how_batches_are_mixed(table: Path) -> None:
 
 
 def test_fewer_splits_are_open_where_row_groups_are_large(tmp_path: Path) -> None:
-    """The rows of four row groups of 192 MB are more than splits may hold; how well that mixes is said."""
-    columns = {f"x{number}": pa.array(np.zeros(400_000)) for number in range(60)}
+    """The pages of 60 columns of four row groups are more than splits may hold; how well that mixes is said."""
+    rng = np.random.default_rng(0)
+    columns = {f"x{number}": pa.array(rng.random(100_000)) for number in range(60)}
     for number in range(2):
-        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet", row_group_size=400_000)
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet", row_group_size=100_000)
     _, dataset = StructuredDataset.create_dataloader(str(tmp_path), shuffle=True)
     [note] = [note for note in dataset.explain().notes if "draws on" in note]
     assert "up to 4 splits that are read side by side" in note

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
+import threading
 import time
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -88,6 +91,58 @@ def test_a_loader_takes_time_in_proportion_to_the_columns(source: str, options: 
     few = seconds_of(FEW, SOURCES[source], OPTIONS[options], tmp_path / "few")
     many = seconds_of(FEW * TIMES, SOURCES[source], OPTIONS[options], tmp_path / "many")
     assert many / few < 2.5 * TIMES
+
+
+class Name(str):
+    """A name whose comparisons are calls, so that a search through a list of names is as many."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def calls_of(columns: int, write: Callable[[pa.Table, Path], dict[str, Any]], options: Any, root: Path) -> int:
+    """Calls of Python functions, and of those of C, until the loader is made."""
+    root.mkdir()
+    table, calls = wide_table(columns), 0
+    keywords = {"nulls": dict.fromkeys(map(Name, table.column_names[1::2]), 0), **write(table, root), **options(table)}
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        StructuredDataset.create_dataloader(num_workers=0, batch_size=2, **keywords)
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+    return calls
+
+
+@daily(2)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_loader_makes_calls_in_proportion_to_the_columns(source: str, options: str, tmp_path: Path) -> None:
+    """Unlike seconds, calls are the same on any machine, however busy it is."""
+    calls_of(10, SOURCES[source], OPTIONS[options], tmp_path / "first")  # which imports
+    few = calls_of(FEW, SOURCES[source], OPTIONS[options], tmp_path / "few")
+    many = calls_of(FEW * TIMES, SOURCES[source], OPTIONS[options], tmp_path / "many")
+    assert many < 1.05 * TIMES * few, (few, many)
+
+
+def test_a_loader_of_few_of_many_columns_makes_few_calls(tmp_path: Path) -> None:
+    options = {"columns": ["c3", "c7"], "nulls": {"c3": 0, "c7": 0}}
+    calls_of(10, of_parquet, lambda _: options, tmp_path / "first")
+    few = calls_of(FEW, of_parquet, lambda _: options, tmp_path / "few")
+    many = calls_of(FEW * TIMES, of_parquet, lambda _: options, tmp_path / "many")
+    assert many < 1.05 * TIMES * few, (few, many)
+    assert many < calls_of(FEW * TIMES, of_parquet, lambda _: {}, tmp_path / "all") / 2
 
 
 def test_a_batch_has_a_limit_of_columns(tmp_path: Path) -> None:

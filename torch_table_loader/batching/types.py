@@ -507,7 +507,7 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
     """
     usable = [path for path, what in known.items() if what in usable_for]
     for name in names:
-        if name in usable:
+        if known.get(name) in usable_for:
             continue
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; {_few(usable)}")

@@ -22,8 +22,8 @@ CHUNK_BATCHES = 4
 """Batches of a read where they are larger than that, so that few batches are joined over reads."""
 
 LANE_COPIES = 3
-"""Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches. Rows
-of windows are copied once more, as they turn."""
+"""Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches. Most of
+them are copied once more where they turn in one window."""
 
 BLOCK_BYTES = CHUNK_BYTES // 2
 """Bytes of a block that crosses a process, where a batch is smaller, and a rank has no less memory."""
@@ -64,9 +64,6 @@ LEAST_OPEN_SPLITS = 4
 _OPEN_SHARE = 4
 """The part of a rank's memory, one of so many, that the splits may hold that are read side by side."""
 
-PAGES_BYTES = 3 * 1024 * 1024
-"""About what an open column holds beside its rows: a dictionary, and a page before and after decompression."""
-
 _GATHER_BYTES = 2 * CHUNK_BYTES
 
 
@@ -98,26 +95,6 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0, memory:
     return -(-aimed // batch_size) * batch_size
 
 
-def open_bytes(row_bytes: int, group_rows: int, read_rows: int, columns: int) -> int:
-    """Return what an open row group holds: all its rows if it is read whole, else a part of them, and pages.
-
-    >>> open_bytes(64, 100_000, 100_000, 8), open_bytes(64, 10**6, 100_000, 8)
-    (6400000, 31565824)
-    """
-    return row_bytes * min(read_rows, group_rows) + page_bytes(row_bytes, group_rows, read_rows, columns)
-
-
-def page_bytes(row_bytes: int, group_rows: int, read_rows: int, columns: int) -> int:
-    """Return what an open row group holds beside the rows that were read of it; nothing if it is read whole.
-
-    >>> page_bytes(64, 100_000, 100_000, 8), page_bytes(64, 10**6, 100_000, 8)
-    (0, 25165824)
-    """
-    if read_rows >= group_rows:
-        return 0
-    return min(PAGES_BYTES * columns, 2 * row_bytes * group_rows)
-
-
 def mixing_of(
     row_bytes: int, rows: int, batch_size: int, window: int | None, held: int, memory: int = DEFAULT_MEMORY
 ) -> Mixing:
@@ -127,7 +104,7 @@ def mixing_of(
     at most a part of the rank's rows, since a resume reads it again.
 
     Args:
-        held: what an open split holds; see `open_bytes`.
+        held: what an open split holds; see `Table.open_bytes`.
         memory: of a rank.
 
     >>> mixing_of(64, 10**6, 1024, None, 4 << 20), mixing_of(64, 10**6, 1024, 5000, 1 << 30)

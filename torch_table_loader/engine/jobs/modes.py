@@ -19,7 +19,7 @@ from torch_table_loader.engine.jobs.resolve import (
     with_windows,
 )
 from torch_table_loader.engine.jobs.stream_job import StreamJob
-from torch_table_loader.engine.sizing import open_bytes, rows_of_a_read
+from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import ROW_ID
 
@@ -99,7 +99,7 @@ def open_stream(
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
-    held = open_bytes(row_bytes, largest, read_rows, len(columns))
+    held = table.open_bytes(columns, read_rows, row_bytes)
     planner = with_windows(with_mixing(planner, options, row_bytes, held), options, row_bytes, stage)
     if (mixing := planner.topology.mixing) is not None and read_rows < largest:
         read_rows = min(read_rows, max(1, mixing.rows // mixing.splits))

@@ -463,7 +463,7 @@ class StreamJob(Job):
             loads=self.loads(planned),
             lane_bytes=of_lane,
             open_bytes=opened,
-            copies=LANE_COPIES + (planned.plan.window is not None),
+            copies=LANE_COPIES + (2 * (planned.plan.window or 0) > planned.plan.own_rows),
             held_bytes=held,
             notes=self._notes(),
             packing=self._counts_of(start, planned),

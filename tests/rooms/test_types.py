@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.rooms.test_docs import PAGES, blocks_of
+from tests.rooms.test_notebooks import NOTEBOOKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,8 +176,15 @@ MEANT = re.compile(
 )
 """What is said of others' types, of an empty set, of a lambda's argument, and of the page that shows a wrong call."""
 
-AS_PAGES_DO = ("reportDuplicateImport", "reportUnknownLambdaType", "reportUnknownArgumentType")
-"""A block imports what it needs once more; a lambda for an option that takes any function says no types."""
+AS_PAGES_DO = (
+    "reportDuplicateImport",
+    "reportPossiblyUnboundVariable",
+    "reportUnknownArgumentType",
+    "reportUnknownLambdaType",
+    "reportUnusedExpression",
+)
+"""A block imports what it needs once more; a lambda for an option that takes any function says no types; a cell shows
+its last value, and a loop sets a name."""
 
 
 @pytest.mark.slow
@@ -185,6 +193,11 @@ def test_pyright_finds_nothing_in_the_code_of_any_page(tmp_path: Path) -> None:
     for page in PAGES:
         if texts := [plain(block.text) for block in blocks_of(page) if block.tag == "python"]:
             (tmp_path / f"{page.stem.replace('-', '_')}_page.py").write_text(annotated("\n".join(texts)))
+    for path in NOTEBOOKS:
+        cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        lines = "\n".join(map("".join, cells)).split("\n")
+        code = "\n".join(line for line in lines if not line.startswith(("!", "%")))
+        (tmp_path / f"{path.stem.replace('-', '_')}_notebook.py").write_text(annotated(code))
     assert len([*tmp_path.glob("*_page.py")]) >= 30
     found = found_by_pyright(tmp_path, silent=AS_PAGES_DO)
     assert {line: said for line, said in found.items() if not all(map(MEANT.search, said))} == {}

@@ -83,6 +83,30 @@ def test_ranks_that_agree_in_the_moment_in_which_a_look_ends_agree(
         assert [len(loader) for loader, _ in made] == [5, 5]
 
 
+def test_a_rank_of_a_part_for_which_another_agreed_reads_what_was_planned_late(
+    two_ranks: Callable[[int], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of one tensor-parallel group read one part: all may have agreed before the last of them looks."""
+
+    class LooksTooEarly(dist.PrefixStore):  # type: ignore[name-defined,misc]
+        """What rank 0 says is there just after the first look for it."""
+
+        def __init__(self, name: str, base: Any) -> None:
+            super().__init__(name, base)
+            self._looked: set[str] = {"verdict"}
+
+        def check(self, keys: list[str]) -> bool:
+            if not self._looked.issuperset(keys):
+                self._looked.update(keys)
+                return False
+            return bool(super().check(keys))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [len(loader) for loader, _ in pool.map(two_ranks, range(2))] == [5, 5]
+    monkeypatch.setattr(dist, "PrefixStore", LooksTooEarly)
+    assert len(two_ranks(1)[0]) == 5
+
+
 def test_a_store_that_is_gone_is_an_error_at_once(
     two_ranks: Callable[[int], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from torch_table_loader.planning.keys import derive_key, keyed_hashes
 from torch_table_loader.planning.permutation import Permutation
@@ -110,18 +109,18 @@ class Dealing:
     @property
     def order(self) -> NDArray[np.int64]:
         """The order in which rows come: int64[rows], the row at each place."""
-        order = np.empty((self.batches, self.runs), dtype=np.int64)
+        order, rows = np.empty((self.batches, self.runs), dtype=np.int64), self.rows(0, self.runs)
         for start, first, stop in self.blocks(0, self.runs):
-            order[:, start : start + stop - first] = self.rows(first, stop)
+            order[:, start : start + stop - first] = rows[:, first:stop]
         flat: NDArray[np.int64] = order.reshape(-1)
         return flat if len(flat) == self.length else flat[flat < self.length]
 
     def rows(self, first: int, stop: int) -> NDArray[np.int64]:
         """Return the row that each batch gets of some runs: int64[batches, runs]."""
-        windows: NDArray[np.int64] = sliding_window_view(np.tile(self.row_of, 2), self.batches)
-        turned: NDArray[np.int64] = windows[self.turns[first:stop]].T
-        turned += np.arange(first, stop, dtype=np.int64) * self.batches
-        return turned
+        turned = np.add.outer(np.arange(self.batches), self.turns[first:stop])
+        rows = np.concatenate((self.row_of, self.row_of)).take(turned, mode="clip")
+        rows += np.arange(first, stop, dtype=np.int64) * self.batches
+        return rows
 
     def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the places of some rows in the order, of a window of whole batches."""

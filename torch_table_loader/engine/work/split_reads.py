@@ -51,10 +51,6 @@ class _SplitRead:
         self._batches.close()  # type: ignore[attr-defined]
 
 
-_MOST_PIECES = 256
-"""Pieces that wait, at most, where many are views of one read."""
-
-
 class SplitReads:
     """What reads the pieces of runs.
 
@@ -82,36 +78,56 @@ class SplitReads:
             self._close()
 
     def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[pa.RecordBatch]]:
-        """Yield the batches of each piece, which threads have read, or read ahead.
+        """Yield the batches of each piece, which threads have read.
+
+        A call takes the pieces of a split that are views of one read, since it costs more than many views.
 
         Args:
-            read_rows: about the rows that are decoded at once: more pieces wait where they are views of few reads.
+            read_rows: about the rows that are decoded at once.
         """
-        begun = _reads_before(self._runs.stop, read_rows) - _reads_before(self._runs.start, read_rows)
-        reads = np.cumsum(np.maximum(begun, self._chains.last >= 0)).tolist()
+        calls = self._pieces_of_reads(read_rows)
+        call_of = np.empty(len(self._runs), dtype=np.int64)
+        for call, pieces in enumerate(calls):
+            call_of[pieces] = call
         with ExitStack() as stack:
             stack.callback(self._close)  # after the threads
             pool = stack.enter_context(Threads(threads, "table-loader-splits", joined=True))
-            waiting: deque[Future[list[pa.RecordBatch]]] = deque()
+            begun: dict[int, Future[deque[list[pa.RecordBatch]]]] = {}
             newest: dict[int, Event] = {}
-            """Of each slot, whether its newest piece was read; a future would keep what was read."""
-            number, most = 0, reads_ahead(threads)
-            for taken in range(len(self._runs)):
-                last = min(len(self._runs), taken + _MOST_PIECES)
-                while number < last and (number == taken or reads[number] - reads[taken] <= most):
-                    slot = int(self._chains.slot[number])
+            """Of each slot, whether its newest read is over; a future would keep what was read."""
+            number = newest_taken = 0
+            for call in call_of.tolist():
+                newest_taken = max(newest_taken, call)
+                while number < len(calls) and number <= newest_taken + reads_ahead(threads):
+                    slot = int(self._chains.slot[calls[number][0]])
                     before, newest[slot] = newest.get(slot), Event()
-                    waiting.append(pool.submit(self._take_after, before, newest[slot], number))
+                    begun[number] = pool.submit(self._take_after, before, newest[slot], calls[number])
                     number += 1
-                batches = result_of(waiting.popleft())
+                taken = result_of(begun[call])
+                batches = taken.popleft()
+                if not taken:
+                    del begun[call]
                 yield iter(batches)
 
-    def _take_after(self, before: Event | None, over: Event, number: int) -> list[pa.RecordBatch]:
-        """Read a piece, after the one before it in its slot, which began before."""
+    def _pieces_of_reads(self, read_rows: int) -> list[list[int]]:
+        """Return the pieces that are views of the same read, read by read, in the order of their first pieces."""
+        begun = _reads_before(self._runs.stop, read_rows) > _reads_before(self._runs.start, read_rows)
+        begins = begun | (self._chains.last >= 0)
+        newest: dict[int, list[int]] = {}
+        found = []
+        for piece, (slot, is_first) in enumerate(zip(self._chains.slot.tolist(), begins.tolist(), strict=True)):
+            if is_first:
+                newest[slot] = []
+                found.append(newest[slot])
+            newest[slot].append(piece)
+        return found
+
+    def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[pa.RecordBatch]]:
+        """Take pieces of a split, after those before them in its slot, which began before."""
         try:
             if before is not None:
                 before.wait()
-            return list(self._take(number))
+            return deque(list(self._take(number)) for number in pieces)
         finally:
             over.set()
 

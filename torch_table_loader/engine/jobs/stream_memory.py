@@ -63,12 +63,12 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     """Return what a lane may hold of its rows where it mixes splits, of which so many are open: windows, and reads.
 
     A piece of a window keeps all that was decoded with it. Beside the open splits, two reads are in hand, and others
-    wait. Rows as they were decoded have a bit a column that says what is null.
+    wait; a piece may be several reads. Rows as they were decoded have a bit a column that says what is null.
     """
     window = planned.plan.window or 0
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)
     most = min(reading.rows, int(planned.segments.live_rows().max(initial=0)))
-    read = (opened + 2 + reads_ahead(reading.threads)) * most
+    read = (opened + 2 + reads_ahead(reading.threads)) * most + window // max(1, opened)
     return rows * job.row_bytes + read * (job.row_bytes + -(-len(reading.columns) // 8))
 
 

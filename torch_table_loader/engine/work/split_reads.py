@@ -85,10 +85,10 @@ class SplitReads:
         Args:
             read_rows: about the rows that are decoded at once.
         """
-        calls = self._pieces_of_reads(read_rows)
-        call_of = np.empty(len(self._runs), dtype=np.int64)
-        for call, pieces in enumerate(calls):
-            call_of[pieces] = call
+        reads = _reads_before(self._runs.stop, read_rows) - _reads_before(self._runs.start, read_rows)
+        calls, call_of = self._calls((reads > 0) | (self._chains.last >= 0))
+        ends = np.cumsum(np.maximum(reads[[pieces[0] for pieces in calls]], 1)).tolist()
+        most = reads_ahead(threads)
         with ExitStack() as stack:
             stack.callback(self._close)  # after the threads
             pool = stack.enter_context(Threads(threads, "table-loader-splits", joined=True))
@@ -96,9 +96,9 @@ class SplitReads:
             newest: dict[int, Event] = {}
             """Of each slot, whether its newest read is over; a future would keep what was read."""
             number = newest_taken = 0
-            for call in call_of.tolist():
+            for call in call_of:
                 newest_taken = max(newest_taken, call)
-                while number < len(calls) and number <= newest_taken + reads_ahead(threads):
+                while number < len(calls) and (number <= newest_taken or ends[number] - ends[newest_taken] <= most):
                     slot = int(self._chains.slot[calls[number][0]])
                     before, newest[slot] = newest.get(slot), Event()
                     begun[number] = pool.submit(self._take_after, before, newest[slot], calls[number])
@@ -109,18 +109,22 @@ class SplitReads:
                     del begun[call]
                 yield iter(batches)
 
-    def _pieces_of_reads(self, read_rows: int) -> list[list[int]]:
-        """Return the pieces that are views of the same read, read by read, in the order of their first pieces."""
-        begun = _reads_before(self._runs.stop, read_rows) > _reads_before(self._runs.start, read_rows)
-        begins = begun | (self._chains.last >= 0)
-        newest: dict[int, list[int]] = {}
-        found = []
+    def _calls(self, begins: NDArray[np.bool_]) -> tuple[list[list[int]], list[int]]:
+        """Return the pieces that are taken in each call, by their first ones, and the call that takes each piece.
+
+        Args:
+            begins: whether a piece is the first of a call; else the call of the piece before it in its slot takes it.
+        """
+        newest: dict[int, int] = {}
+        calls: list[list[int]] = []
+        call_of = []
         for piece, (slot, is_first) in enumerate(zip(self._chains.slot.tolist(), begins.tolist(), strict=True)):
             if is_first:
-                newest[slot] = []
-                found.append(newest[slot])
-            newest[slot].append(piece)
-        return found
+                newest[slot] = len(calls)
+                calls.append([])
+            calls[newest[slot]].append(piece)
+            call_of.append(newest[slot])
+        return calls, call_of
 
     def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[pa.RecordBatch]]:
         """Take pieces of a split, after those before them in its slot, which began before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,9 +34,20 @@ EVERY = [pytest.param(state, id=f"v{number} {name}") for number in (1, 2) for na
 @pytest.mark.parametrize(("name", "state"), list(frozen(1)), ids=str)
 def test_a_state_of_version_1_becomes_the_one_that_is_written_now(name: str, state: State) -> None:
     before = json.dumps(state)
-    assert upgraded(state) == NEWEST[name]
+    assert upgraded(state) == _without_lacks(NEWEST[name])
     assert json.dumps(state) == before, "what the caller holds stays as it was"
     assert upgraded(NEWEST[name]) == NEWEST[name]
+
+
+def _without_lacks(state: State) -> State:
+    """Leave out what sources lack of their shares, which version 1 did not know."""
+    names, *stages = copy.deepcopy(state["history"])
+    if "mixture" not in names:
+        return state
+    place = names.index("mixture")
+    for stage in stages:
+        stage[place] = [pair for pair in stage[place] if pair[0] != "lacks"]
+    return {**state, "history": [names, *stages]}
 
 
 @pytest.mark.parametrize("state", EVERY)

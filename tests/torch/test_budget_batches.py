@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.states import newest, with_newest
 from tests.tables.plain import meant_warnings
 from torch_table_loader import (
     Budget,
@@ -278,9 +279,9 @@ def test_a_state_that_was_tampered_with_is_refused(table: str) -> None:
     loader = make(table)
     list(take(loader, 3))
     state = loader.state_dict()
-    [[steps, ended, consumed, *more]] = state["history"]
+    consumed = newest(state)["consumed"]
     with pytest.raises(ResumeError, match="no batch of the epoch begins there"):
-        make(table).load_state_dict(state | {"history": [[steps, ended, consumed - 1, *more]]})
+        make(table).load_state_dict(with_newest(state, consumed=consumed - 1))
 
 
 @pytest.mark.parametrize("similar", [None, 100])

@@ -257,8 +257,8 @@ FAULTS = (
     ),
     Fault(
         *(6, "rows that touch consumed ones come again", "planning/consumption.py"),
-        'first = np.searchsorted(gap_stops, begin, side="right")',
-        'first = np.searchsorted(gap_stops, begin, side="left") - 1',
+        'first[by_place] = np.searchsorted(gap_stops, begin[by_place], side="right")',
+        'first[by_place] = np.searchsorted(gap_stops, begin[by_place], side="left") - 1',
         _STREAMS,
     ),
     Fault(

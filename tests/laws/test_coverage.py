@@ -90,7 +90,7 @@ def test_a_cover_counts_the_rows_of_loose_splits(layout: TableLayout, pieces: An
     firsts = layout.file_starts[np.repeat(cover.file, np.diff(whole.offsets))]
     spans = zip((firsts + whole.row_start).tolist(), (firsts + whole.row_stop).tolist(), strict=True)
     known = whole.counted(np.array([int(lives[a:b].sum()) for a, b in spans], dtype=np.int64))
-    live = SegmentTable.of(splits, filtered=True).counted_by(known).live_rows()
+    live = SegmentTable.of(splits, filtered=True).counted_by(known).live_rows
     assert live.tolist() == [int(lives[rows].sum()) for rows in _rows(splits)]
 
 

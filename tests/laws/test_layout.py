@@ -242,8 +242,8 @@ def test_segments_are_intersections_of_splits_and_row_groups(
         assert [row for row in found if row[1] < row[2]] == wanted
         assert all(row[4] == 0 for row in found if row[1] == row[2])
         kept = sum(high - low for _, low, high, keep, _ in wanted if keep)
-        assert segments.metadata_rows()[at] == kept
-        assert segments.live_rows()[at] == (-1 if filtered and kept else kept)
+        assert segments.metadata_rows[at] == kept
+        assert segments.live_rows[at] == (-1 if filtered and kept else kept)
 
 
 @given(cut=cut_tables(), data=st.data())
@@ -251,7 +251,7 @@ def test_a_task_reads_the_rows_kept_by_statistics(cut: tuple[TableLayout, list[S
     layout, splits = cut
     segments = SegmentTable.of(SplitTable.of(layout, splits, "me"), filtered=False)
     for at, split in enumerate(splits):
-        live = int(segments.live_rows()[at])
+        live = int(segments.live_rows[at])
         start = data.draw(st.integers(0, live))
         stop = data.draw(st.sampled_from([-1, *range(start, live + 1)]))
         task = segments.task(at, start, stop)
@@ -290,11 +290,11 @@ def test_counts_replace_unknown_live_rows(cut: tuple[TableLayout, list[Split]], 
     counted = unknown.counted(np.array(live, dtype=np.int64))
     for at in range(len(splits)):
         part = slice(int(unknown.offsets[at]), int(unknown.offsets[at + 1]))
-        assert counted.live_rows()[at] == sum(live[part])
+        assert counted.live_rows[at] == sum(live[part])
         assert all(segment.live > 0 for segment in counted.task(at, 0, -1).segments)
 
 
 @given(layout=tables, cutter=cutters)
 def test_the_segments_of_a_cover_make_up_the_table(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
     segments = SegmentTable.of(SplitTable.of(layout, cutter(layout), "me"), filtered=False)
-    assert segments.live_rows().sum() == layout.num_rows
+    assert segments.live_rows.sum() == layout.num_rows

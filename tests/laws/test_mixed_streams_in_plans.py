@@ -47,7 +47,7 @@ stages = st.lists(st.tuples(topologies, st.integers(0, 5), weights, widths), min
 
 def rows_of(rounds: Rounds, runs: Runs) -> list[Row]:
     """Identify rows by their place, which does not depend on the cut."""
-    bases = rounds.segments.bases()
+    bases = rounds.segments.bases
     return [(rounds.name, int(bases[split]), row) for split, start, stop in runs for row in range(start, stop)]
 
 

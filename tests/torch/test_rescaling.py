@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage
 from torch_table_loader.engine.jobs import planner
 from torch_table_loader.planning.epoch import CutEpoch, epoch_order
+from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.planning.strategies import Strategy
 from torch_table_loader.read.row_stage import Counted
 from torch_table_loader.read.tasks import TaskReader
@@ -339,6 +341,47 @@ def test_each_stage_is_laid_out_once_for_all_that_is_asked(
         assert (permuted, laid_out) == ([], dealt)
     else:
         assert (permuted, laid_out) == ([1], stages)
+
+
+@pytest.mark.parametrize("filters", [None, FILTER], ids=["all rows", "filtered"])
+@pytest.mark.parametrize("mixed", [True, "splits"], ids=["mixed", "splits"])
+def test_rows_are_placed_once_for_all_stages_and_each_rank_is_planned_once_in_each(
+    table: Path, monkeypatch: pytest.MonkeyPatch, mixed: Any, filters: pc.Expression | None
+) -> None:
+    options: dict[str, Any] = {"split_size": 6, "shuffle": mixed, "filters": filters, "batch_size": 2}
+    state: State | None = None
+    history = [(4, 2), (2, 3), (3, 1)]
+    for ranks, lanes in history:
+        loader = make(table, num_ranks=ranks, rank=0, num_workers=lanes, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        next(iter(loader))
+        state = loader.state_dict()
+    placed, planned = list[SegmentTable](), Counter[Any]()
+    bases, plan = vars(SegmentTable)["bases"].func, CutEpoch.plan
+
+    def noted_bases(segments: SegmentTable) -> Any:
+        placed.append(segments)
+        return bases(segments)
+
+    def counted_plan(job: CutEpoch, rank: int) -> Any:
+        planned[job.stage, job.topology, rank] += 1
+        return plan(job, rank)
+
+    lazily = cached_property(noted_bases)
+    lazily.__set_name__(SegmentTable, "bases")
+    monkeypatch.setattr(SegmentTable, "bases", lazily)
+    monkeypatch.setattr(CutEpoch, "plan", counted_plan)
+    loader = make(table, num_ranks=5, rank=1, num_workers=2, **options)
+    assert state is not None
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert len(placed) == 1
+    assert {stage for stage, _, _ in planned} == {0, 1, 2, 3}
+    assert set(planned.values()) == {1}
+    sent = pickle.loads(pickle.dumps(placed[0]))  # noqa: S301 what was pickled here
+    assert "bases" in vars(placed[0])
+    assert "bases" not in vars(sent)
 
 
 def count_layouts(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Counter[Any]]:

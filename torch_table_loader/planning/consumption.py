@@ -77,8 +77,10 @@ class Consumption:
         begin, end = bases[runs.split] + runs.start, bases[runs.split] + runs.stop
         gap_starts = np.concatenate(([np.iinfo(np.int64).min], self.stops))
         gap_stops = np.concatenate((self.starts, [np.iinfo(np.int64).max]))
-        first = np.searchsorted(gap_stops, begin, side="right")
-        last = np.searchsorted(gap_starts, end, side="left")
+        first, last = np.empty_like(begin), np.empty_like(end)
+        by_place = np.argsort(begin)  # since searches in the order of the table do not wait for memory
+        first[by_place] = np.searchsorted(gap_stops, begin[by_place], side="right")
+        last[by_place] = np.searchsorted(gap_starts, end[by_place], side="left")
         count = np.where(end > begin, np.maximum(last - first, 0), 0)
         offsets = np.cumsum(count) - count
         gap = np.arange(count.sum(), dtype=np.int64) + np.repeat(first - offsets, count)

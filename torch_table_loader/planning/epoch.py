@@ -31,7 +31,7 @@ def epoch_order(
     Args:
         purpose: what the permutation is for; part of the key too.
     """
-    present = np.flatnonzero(segments.metadata_rows() > 0)
+    present = np.flatnonzero(segments.metadata_rows > 0)
     if not shuffle:
         return present
     permutation = Permutation(len(present), derive_key(seed, epoch, purpose))
@@ -69,7 +69,7 @@ class CutEpoch:
         live = self._live[self.order]
         whole = Runs(self.order, np.zeros_like(live), live)
         if self.stage:
-            left = self.consumed.left_of(whole, self.segments.bases())
+            left = self.consumed.left_of(whole, self.segments.bases)
             whole = Runs.concat([self.consumed.units(len(self.segments.splits)), left])
         drops = self.by_file and self.topology.drop_last
         return full_batches(whole, self.topology.batch_size) if drops else whole
@@ -117,7 +117,7 @@ class CutEpoch:
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
-        segments, bases = self.segments, self.segments.bases()
+        segments, bases = self.segments, self.segments.bases
         ranks = np.flatnonzero(self._shares).tolist()  # others repeat rows at most
         placed = ((self.plan(rank), segments, bases) for rank in ranks)
         return self.consumed.after(placed, steps)
@@ -149,19 +149,15 @@ class CutEpoch:
 
     @cached_property
     def _live(self) -> NDArray[np.int64]:
-        live = self.segments.live_rows()
-        return np.where(live < 0, self._metadata, live)
-
-    @cached_property
-    def _metadata(self) -> NDArray[np.int64]:
-        return self.segments.metadata_rows()
+        live = self.segments.live_rows
+        return np.where(live < 0, self.segments.metadata_rows, live)
 
     def _weights(self, runs: Runs) -> NDArray[np.int64]:
         """Metadata rows of each piece; a part of a split weighs its share, a part of a window its rows."""
         weights = runs.stop - runs.start
         plain = np.flatnonzero(runs.split < len(self.segments.splits))
         split = runs.split[plain]
-        weights[plain] = self._metadata[split] * weights[plain] // np.maximum(self._live[split], 1)
+        weights[plain] = self.segments.metadata_rows[split] * weights[plain] // np.maximum(self._live[split], 1)
         return weights
 
 
@@ -197,12 +193,12 @@ class DealtEpoch:
     @cached_property
     def _bases(self) -> list[NDArray[np.int64]]:
         """The places of the splits of each rank, which together cover the table, as it is or was."""
-        joined = SegmentTable.concat(self.tables).bases()
+        joined = SegmentTable.concat(self.tables).bases
         return np.split(joined, np.cumsum([len(table.splits) for table in self.tables])[:-1])
 
     def _plan(self, rank: int) -> RankPlan:
         segments = self.tables[rank]
-        live, rows = segments.live_rows(), segments.metadata_rows()
+        live, rows = segments.live_rows, segments.metadata_rows
         stop = np.where(live < 0, rows, live)
         runs = Runs(np.arange(len(stop), dtype=np.int64), np.zeros_like(stop), stop)
         runs = runs.take(np.flatnonzero(rows > 0))

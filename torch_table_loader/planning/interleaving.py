@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.runs import Runs
 
 if TYPE_CHECKING:
@@ -85,19 +86,14 @@ def interleaved(runs: Runs, splits: int, window: int) -> Runs:
         return runs
     count = max(1, min(splits, len(runs), window // ROWS_OF_A_PIECE))
     stratum = strata_of(runs, count)
-    parts = [runs.take(np.flatnonzero(stratum == number)) for number in range(int(stratum.max()) + 1)]
-    shares = shares_of_windows(np.array([part.num_rows for part in parts], dtype=np.int64), window)
-    cut = [_cut(part, shares[:, number]) for number, part in enumerate(parts)]
-    joined = Runs.concat([part for part, _ in cut])
-    of_window = np.concatenate([windows for _, windows in cut])
-    return joined.take(np.argsort(of_window, kind="stable"))
-
-
-def _cut(runs: Runs, ends: NDArray[np.int64]) -> tuple[Runs, NDArray[np.int64]]:
-    """Cut the pieces of a stratum where windows end; return them, and the window of each (int64[M])."""
-    cuts = np.union1d(ends, runs.ends)
-    cuts = cuts[cuts > 0]
+    rows = np.bincount(stratum, runs.stop - runs.start).astype(np.int64)
+    shares = shares_of_windows(rows, window)
+    windows, ends = len(shares), (shares + np.cumsum(rows) - rows).T.reshape(-1)  # stratum by stratum
+    runs = runs.take(np.argsort(stratum, kind="stable"))
+    cuts = distinct(np.concatenate([ends, runs.ends]))[1:]
     starts = np.concatenate(([0], cuts[:-1]))
     piece = np.searchsorted(runs.ends, starts, side="right")
     offset = runs.stop[piece] - runs.ends[piece]
-    return Runs(runs.split[piece], starts + offset, cuts + offset), np.searchsorted(ends, starts, side="right") - 1
+    cut = Runs(runs.split[piece], starts + offset, cuts + offset)
+    of_window = (np.searchsorted(ends, starts, side="right") - 1) % windows
+    return cut.take(np.argsort(of_window, kind="stable"))

@@ -31,12 +31,16 @@ def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
     lane_of = np.zeros(len(weights), dtype=np.int64)
     if lanes == 1 or not len(weights):
         return lane_of
-    if 0 < weights.min() == weights.max():  # as with splits cut to a target
-        return np.arange(len(weights), dtype=np.int64) % lanes
-    loads = list(range(lanes))  # load · lanes + lane: one number compares faster than a pair
     heaviest = np.argsort(-weights, kind="stable")
-    taken = [heapq.heapreplace(loads, loads[0] + weight * lanes) for weight in weights[heaviest].tolist()]
-    lane_of[heaviest] = [load % lanes for load in taken]
+    most = int(weights[heaviest[0]])
+    alike = int(np.count_nonzero(weights == most)) if most else 0  # most pieces, where splits are cut to a target
+    lane_of[heaviest[:alike]] = np.arange(alike, dtype=np.int64) % lanes
+    # load · lanes + lane: one number compares faster than a pair
+    loads = [len(range(lane, alike, lanes)) * most * lanes + lane for lane in range(lanes)]
+    heapq.heapify(loads)
+    rest = heaviest[alike:]
+    taken = [heapq.heapreplace(loads, loads[0] + weight * lanes) for weight in weights[rest].tolist()]
+    lane_of[rest] = [load % lanes for load in taken]
     return lane_of
 
 
@@ -207,8 +211,9 @@ class RankPlan:
         own = min(batches, self.body_batches[lane])
         last = min(self.batches_before(self.steps)[lane], self.body_batches[lane])
         body = self._body(lane, last, own) if own else None
-        size = self.batch_size
-        tails = self.tails()
+        if batches == own:
+            return body, Runs.of([])
+        size, tails = self.batch_size, self.tails()
         numbers = range(lane, lane + (batches - own) * len(self.lanes), len(self.lanes))
         return body, Runs.concat([tails.slice(tail * size, (tail + 1) * size) for tail in numbers])
 

@@ -90,7 +90,7 @@ class Rounds:
 
     def __post_init__(self) -> None:
         """Count the rows."""
-        object.__setattr__(self, "live", self.segments.live_rows())
+        object.__setattr__(self, "live", self.segments.live_rows)
         object.__setattr__(self, "rows", int(self.live.sum()))
 
     def items(self, width: int) -> int:
@@ -127,7 +127,7 @@ class Rounds:
         if not had:
             return rest
         number = self._round_of(rest, had, deal.width)
-        runs, bases = self.left(rest, epoch, number), self.segments.bases()
+        runs, bases = self.left(rest, epoch, number), self.segments.bases
         portion = self._portion(rest, deal, source, number)
         taken = deal.dealt(places)[source] - portion.before
         consumed = Consumption.none() if number else rest.consumed
@@ -141,7 +141,7 @@ class Rounds:
         whole = self.order(epoch, rest.round + number)
         if number:
             return whole.take(np.flatnonzero(whole.stop > whole.start))
-        return rest.consumed.left_of(whole, self.segments.bases())
+        return rest.consumed.left_of(whole, self.segments.bases)
 
     def of_channel(
         self, rest: Rest, epoch: int, deal: Deal, channel: tuple[int, int], place: int

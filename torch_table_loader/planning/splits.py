@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, overload
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -168,9 +169,11 @@ class SplitTable(Sequence[Split]):
         return Split(self.layout[int(self.file[index])], RowRange(start, stop - start))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SegmentTable:
     """The parts of row groups that each split consists of.
+
+    What its columns say of splits is computed once, for all stages of an epoch, and stays in this process.
 
     Args:
         offsets: int64[S+1]; split s has the segments ``offsets[s]:offsets[s + 1]``.
@@ -188,6 +191,10 @@ class SegmentTable:
     row_stop: NDArray[np.int64]
     kept: NDArray[np.bool_]
     live: NDArray[np.int64]
+
+    def __reduce__(self) -> tuple[type[SegmentTable], tuple[Any, ...]]:
+        """Pickle the columns alone."""
+        return SegmentTable, tuple(getattr(self, each.name) for each in fields(self))
 
     @classmethod
     def of(cls, splits: SplitTable, *, filtered: bool) -> SegmentTable:
@@ -250,15 +257,20 @@ class SegmentTable:
         live[known] = (ends[last] - ends[first])[known]
         return self.counted(live)
 
+    @cached_property
     def metadata_rows(self) -> NDArray[np.int64]:
         """int64[S] rows of each split in row groups that statistics keep: known without reading."""
         return self._sums(np.where(self.kept, self.row_stop - self.row_start, 0))
 
+    @cached_property
     def live_rows(self) -> NDArray[np.int64]:
         """int64[S] live rows of each split; −1 where a segment is not counted."""
-        unknown = self._sums((self.live < 0).astype(np.int64)) > 0
-        return np.where(unknown, -1, self._sums(self.live))
+        rows, unknown = self._sums(self.live), self.live < 0
+        if unknown.any():
+            rows[self._sums(unknown.astype(np.int64)) > 0] = -1
+        return rows
 
+    @cached_property
     def bases(self) -> NDArray[np.int64]:
         """int64[S]: the place of each split's first live row; see `planning.consumption`.
 
@@ -268,7 +280,7 @@ class SegmentTable:
         if self.splits.loose:
             return self._bases_by_split()
         order = self.splits.canonical_order()
-        file, live = self.splits.file[order], self.live_rows()[order]
+        file, live = self.splits.file[order], self.live_rows[order]
         before = np.cumsum(live) - live
         firsts = np.flatnonzero(np.diff(file, prepend=-1))
         in_file = before - np.repeat(before[firsts], np.diff(firsts, append=len(file)))
@@ -282,7 +294,7 @@ class SegmentTable:
         return bases
 
     def _bases_by_split(self) -> NDArray[np.int64]:
-        if int(self.live_rows().max(initial=0)) > PLACES_OF_A_FILE or len(self.splits) > _MOST_FILES:
+        if int(self.live_rows.max(initial=0)) > PLACES_OF_A_FILE or len(self.splits) > _MOST_FILES:
             raise ConfigError(
                 f"a job that changes within an epoch places at most {PLACES_OF_A_FILE:,} rows of a split, and "
                 f"{_MOST_FILES:,} splits; start a new epoch"

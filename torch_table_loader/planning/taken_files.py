@@ -76,5 +76,5 @@ def _row_bytes(segments: SegmentTable) -> NDArray[np.float64]:
     rows = segments.row_stop - segments.row_start
     shares = np.where(segments.live != 0, rows / np.maximum(layout.group_rows[segments.group], 1), 0)
     ends = np.concatenate(([0.0], np.cumsum(shares * group_bytes[segments.group])))
-    split_bytes: NDArray[np.float64] = np.diff(ends[segments.offsets]) / np.maximum(segments.live_rows(), 1)
+    split_bytes: NDArray[np.float64] = np.diff(ends[segments.offsets]) / np.maximum(segments.live_rows, 1)
     return split_bytes

@@ -54,4 +54,4 @@ def counts_of(job: StreamJob, start: StreamPosition, planned: PlannedStream) -> 
     if job.num_rows(start.epoch) is None:
         return PackCounts(pack.width, *nobody_knows)
     found = cast("PackCounts | None", planner.made_of(planned.segments))
-    return found or PackCounts(pack.width, int(planned.segments.live_rows().sum()), *nobody_knows[1:])
+    return found or PackCounts(pack.width, int(planned.segments.live_rows.sum()), *nobody_knows[1:])

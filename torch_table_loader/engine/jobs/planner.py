@@ -230,7 +230,7 @@ class Planner:
         """Fill in the live rows of some splits; of loose ones, by parts of files that are each counted once."""
         if not segments.splits.loose:
             return counter.count(segments, wanted)
-        unknown = wanted[segments.live_rows()[wanted] < 0]
+        unknown = wanted[segments.live_rows[wanted] < 0]
         if not len(unknown):
             return segments
         cover = SegmentTable.of(segments.splits.cover(distinct(segments.splits.file[unknown])), filtered=self._filtered)
@@ -244,7 +244,7 @@ class Planner:
 
     def _all_known(self, job: CutEpoch) -> bool:
         uncertain = self._filtered or self.layout.has_deletes
-        return not (uncertain and (job.segments.live_rows()[job.order] < 0).any())
+        return not (uncertain and (job.segments.live_rows[job.order] < 0).any())
 
     def _cut_epoch(self, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
         """Return a stage that the strategy cuts, with the rows counted that some ranks need (None: all)."""

@@ -427,7 +427,7 @@ class StreamJob(Job):
 
     @override
     def num_rows(self, epoch: int) -> int | None:
-        live = self.planner.plan(self.start(epoch), self.rank).segments.live_rows()
+        live = self.planner.plan(self.start(epoch), self.rank).segments.live_rows
         whole_table = self.strategy.cuts and self.planner.counted and bool((live >= 0).all())
         return int(live.sum()) if whole_table else None
 
@@ -522,8 +522,8 @@ class StreamJob(Job):
     def loads(self, planned: PlannedStream) -> list[tuple[int, int, int, int]]:
         """Return of each lane of a plan how many pieces, rows, decoded bytes and steps it has."""
         plan, segments = planned.plan, planned.segments
-        live = segments.live_rows()
-        row_bytes = decoded_bytes(segments) / np.maximum(np.where(live < 0, segments.metadata_rows(), live), 1)
+        live = segments.live_rows
+        row_bytes = decoded_bytes(segments) / np.maximum(np.where(live < 0, segments.metadata_rows, live), 1)
         loads = []
         for runs, steps in zip(plan.lanes, plan.batches_before(plan.steps), strict=True):
             num_bytes = ((runs.stop - runs.start) * row_bytes[runs.split]).sum()

@@ -67,7 +67,7 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     """
     window = planned.plan.window or 0
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)
-    most = min(reading.rows, int(planned.segments.live_rows().max(initial=0)))
+    most = min(reading.rows, int(planned.segments.live_rows.max(initial=0)))
     read = (opened + 2 + reads_ahead(reading.threads)) * most + window // max(1, opened)
     return rows * job.row_bytes + read * (job.row_bytes + -(-len(reading.columns) // 8))
 

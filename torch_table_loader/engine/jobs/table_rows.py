@@ -385,7 +385,7 @@ class TableRows(TableItems):
             live_rows=int(rows.segments.live.sum()),
             table=rows.table,
             store=rows.store,
-            live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows()))).astype(np.int64),
+            live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows))).astype(np.int64),
             weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
             epoch_rows=None if options.weights is None else as_weights(options.weights).samples,
             **cls._more_of(rows, options, folder),

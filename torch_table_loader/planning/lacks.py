@@ -33,7 +33,7 @@ class Dues:
     """What is due to sources: tokens, times the sum of the weights. Of `whole` they get a turn.
 
     Args:
-        weights: non-negative integers, at least one positive.
+        weights: non-negative integers; if none is positive, no turns come.
         lacks: what each source lacks when the turns begin; empty if nothing.
         width: tokens of a turn; 1 where there are no lacks.
     """
@@ -49,7 +49,9 @@ class Dues:
 
     @property
     def turns_of_all(self) -> int:
-        """The turns of which each source with a weight is due one."""
+        """The turns of which each source with a weight is due one; 1 if none has a weight, since all were dropped."""
+        if not any(self.weights):
+            return 1
         return -(-sum(self.weights) // min(weight for weight in self.weights if weight))
 
     @property

@@ -436,8 +436,8 @@ FAULTS = (
     ),
     Fault(
         *(10, "a table on this machine opens what its metadata names elsewhere", "source/table_storage.py"),
-        "if place != root and not any(area.has(place, inner) for area in areas):",
-        "if place != root and not root.is_local and not any(area.has(place, inner) for area in areas):",
+        "if place != self._root and not any(",
+        "if place != self._root and not self._root.is_local and not any(",
         ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_delta_tables.py"),
     ),
     Fault(

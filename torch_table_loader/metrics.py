@@ -18,7 +18,7 @@ from torch_table_loader.engine.work.lane_work import LaneMetrics
 from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.messages import Part, progress_bar, warn_caller
 from torch_table_loader.ranges import FetchStats
-from torch_table_loader.samples import sum_of
+from torch_table_loader.samples import Counted, SampleCounts, sum_of
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ _LEAST_TRAINED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(Counted):
     """The metrics of the newest iterator so far.
 
     Args:
@@ -81,8 +81,8 @@ class Metrics:
         workers: one entry per worker; workers run ahead of the trainer.
         servers: number of threads or processes that serve the workers.
         fetch: metrics of fetching from an object store; a copy that no longer changes.
-        packing: sequences, tokens and parts of documents in the batches, including those copied to a device ahead of
-            the trainer; None if rows are not packed.
+        counts: what was counted of samples in the batches, including those copied to a device ahead of the trainer;
+            None if rows are the samples.
         files: data files of which the trainer took rows, per epoch; None of a row store, of a mixture,
             and where rows are not counted.
     """
@@ -95,7 +95,7 @@ class Metrics:
     workers: tuple[LaneMetrics, ...]
     servers: int = 1
     fetch: FetchStats = field(default_factory=FetchStats)
-    packing: Any = None
+    counts: SampleCounts | None = None
     files: int | None = None
 
     @classmethod
@@ -156,8 +156,8 @@ class Metrics:
         """
         numbers: dict[str, float] = {name: value for name in _FLAT if (value := getattr(self, name)) is not None}
         numbers |= {f"fetch/{name}": value for name, value in asdict(self.fetch).items()}
-        if self.packing is not None:
-            numbers |= {f"packing/{name}": value for name, value in asdict(self.packing).items() if value is not None}
+        if (counts := self.counts) is not None:
+            numbers |= {f"{counts.key}/{name}": value for name, value in asdict(counts).items() if value is not None}
         for worker in self.workers:
             own = {name: value for name, value in asdict(worker).items() if name != "worker" and value is not None}
             numbers |= {f"worker_{worker.worker}/{name}": value for name, value in own.items()}
@@ -172,7 +172,7 @@ class Metrics:
             seconds_waiting=self.seconds_waiting + earlier.seconds_waiting,
             workers=tuple(new + old for new, old in zip(self.workers, earlier.workers, strict=True)),
             fetch=FetchStats.sum_of([self.fetch, earlier.fetch]),
-            packing=sum_of(each for each in (self.packing, earlier.packing) if each is not None),
+            counts=sum_of(each for each in (self.counts, earlier.counts) if each is not None),
             files=None if self.files is None or earlier.files is None else self.files + earlier.files,
         )
 
@@ -206,8 +206,8 @@ class Metrics:
         ]
         if self.files is not None:
             lines.append(f"taken of {self.files:,} files: {Size(self.stored_bytes or 0)} stored")
-        if self.packing is not None:
-            lines.append(f"packed: {self.packing}")
+        if self.counts is not None:
+            lines.append(f"{self.counts.made}: {self.counts}")
         if (fetch := self.fetch).requests or fetch.cached_bytes:
             lines.append(
                 f"fetched: {Size(fetch.num_bytes)} in {fetch.requests:,} requests, {fetch.retries:,} retries, "
@@ -308,7 +308,7 @@ class Progress:
             workers=tuple(workers),
             servers=self._servers,
             fetch=replace(leg.counts.fetched),
-            packing=leg.counts.made,
+            counts=leg.counts.made,
             files=files,
         )
         return since if leg.earlier is None else since.after(leg.earlier)

@@ -178,6 +178,12 @@ class SamplesOption(ABC):
 class SampleCounts(ABC):
     """What was counted of samples that are made of rows. An unknown number is None, and so is any sum with it."""
 
+    key: ClassVar[str]
+    """What the numbers are kept under, among others; capitalized it is their title."""
+
+    made: ClassVar[str]
+    """What happened to the rows, in a word."""
+
     @property
     @abstractmethod
     def samples(self) -> int | None:
@@ -200,6 +206,19 @@ class SampleCounts(ABC):
     @abstractmethod
     def __add__(self, other: Self) -> Self:
         """Add what was counted of other samples."""
+
+
+class Counted:
+    """A value with what was counted of its samples, which it also gives by the name that a guest's users know."""
+
+    __slots__ = ()
+
+    counts: SampleCounts | None
+
+    @property
+    def packing(self) -> Any:
+        """The counts, of sequences of tokens; None if rows are not packed."""
+        return self.counts
 
 
 def sum_of(counts: Iterable[SampleCounts | None]) -> SampleCounts | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from torch_table_loader.extend import Mixture, Topology
 from torch_table_loader.planning.dealing import deal_of
-from torch_table_loader.planning.lacks import MOST_TURNS, made_up_in, turns_to_make_up
+from torch_table_loader.planning.lacks import MOST_TURNS, Dues
 
 weights = st.lists(st.sampled_from([1, 2, 3, 5, 20, 100]), min_size=2, max_size=7).map(
     lambda found: tuple(each // gcd(*found) for each in found)
@@ -98,8 +98,31 @@ def test_deals_go_on_with_their_shares(
 
 
 def test_what_takes_too_long_to_make_up_is_forgotten() -> None:
-    weights, lacks = (1, 10**6), (-(10**12), 10**12)
-    assert turns_to_make_up(weights, lacks, 1) == MOST_TURNS
-    found = made_up_in(MOST_TURNS, weights, lacks, 1)
-    assert found == (-MOST_TURNS, MOST_TURNS)
-    assert made_up_in(10, (1, 1, 2), (-50, 30, 20), 2) == (-20, 0, 20)
+    dues = Dues((1, 10**6), (-(10**12), 10**12))
+    assert dues.turns_to_make_up == MOST_TURNS
+    assert dues.made_up_in(MOST_TURNS) == (-MOST_TURNS, MOST_TURNS)
+    assert Dues((1, 1, 2), (-50, 30, 20), 2).made_up_in(10) == (-20, 0, 20)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    weights=weights,
+    width=widths,
+    turns=st.lists(st.integers(0, 50) | st.integers(1 << 55, 1 << 60), min_size=1, max_size=3),
+    lacks=st.lists(st.integers(-(1 << 40), 1 << 40), min_size=7, max_size=7),
+)
+def test_all_counts_of_shares_are_of_what_is_due(
+    weights: tuple[int, ...], width: int, turns: list[int], lacks: list[int]
+) -> None:
+    dues = Dues(weights, tuple(lacks[: len(weights)]), width)
+    due = [[turn * weight * width + lack for weight, lack in zip(weights, lacks, strict=False)] for turn in turns]
+    assert dues.at(np.array(turns)).tolist() == due
+    ends = [
+        [sum(own[:number]) // dues.whole * (turn > 0) for number in range(len(own) + 1)]
+        for turn, own in zip(turns, due, strict=True)
+    ]
+    assert dues.edges(np.array(turns)).tolist() == ends
+    for source, turn in enumerate(turns[: len(weights)]):
+        least = dues.turns_until(source, turn)
+        assert not least or dues.at(np.array([least]))[0][source] <= turn * dues.whole
+        assert dues.at(np.array([least + 1]))[0][source] > turn * dues.whole

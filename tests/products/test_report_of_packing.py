@@ -16,8 +16,8 @@ from torch_table_loader.text.pack_counts import PackCounts
 def test_packing_is_shown_on_the_page(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
     told = make(tmp_path)[1].explain()
-    packing = PackCounts(8, sequences=2, tokens=12, parts=3, split=None)
-    [packed] = tables_below(parsed(replace(told, packing=packing).to_html()), "Packing")
+    counts = PackCounts(8, sequences=2, tokens=12, parts=3, split=None)
+    [packed] = tables_below(parsed(replace(told, counts=counts).to_html()), "Packing")
     assert [line[1] for line in packed] == ["8", "2", "12", "75.00 %", "3", "unknown", "0", "0"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +18,8 @@ from tests.tables.delta import DeltaWriter, some
 from torch_table_loader import DeltaDataset
 from torch_table_loader.delta.delta_options import path_of
 from torch_table_loader.errors import TableLoaderError
-from torch_table_loader.source.table_storage import TableStorage
+from torch_table_loader.source import table_storage
+from torch_table_loader.source.table_storage import Place, TableStorage, locate
 
 ROOTS = ("s3://bucket/lake/t", "https://host/lake/t", "gs://bucket/t", "az://box@me/t", "/lake/t")
 PIECES = (
@@ -119,3 +122,23 @@ def test_a_delta_log_names_nothing_elsewhere(tmp_path: Path, name: str, part: st
     with pytest.raises(TableLoaderError, match="lies elsewhere and is not opened") as refused:
         DeltaDataset(writer.uri, **options)
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_path_is_located_once_each_time_that_a_file_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    found: list[str] = []
+
+    def counted(path: str) -> tuple[Place, str]:
+        found.append(path)
+        return locate(path)
+
+    monkeypatch.setattr(table_storage, "locate", counted)
+    moves = {"s3://old/": f"{tmp_path}/"}
+    storage = TableStorage.at(str(tmp_path), {}, None, ["s3://b"], location_override=moves)
+    for used in (storage, copy(storage), replace(storage, properties={"x": "y"})):
+        found.clear()
+        assert not used.is_local
+        used.version(f"{tmp_path}/a")
+        used.open("s3://old/a").close()
+        used.require(["s3://b/x"])
+        assert found == [f"{tmp_path}/a", f"{tmp_path}/a", "s3://b/x"]

@@ -305,6 +305,7 @@ def plan(typed: argparse.Namespace) -> None:
     dataset.set_epoch(typed.epoch)
     found = dataset.explain()
     value = {name: value for name, value in asdict(found).items() if name != "order"}
+    value["packing"] = value.pop("counts")
     description = dataset.table.description
     parts = [in_shell_words(part) if isinstance(part, str) else part for part in found.parts()]
     show(typed, value, *([description] if description else []), *parts)

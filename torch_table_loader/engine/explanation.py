@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from torch_table_loader.fact_tables import Cell, Dots, Table, shown
 from torch_table_loader.installed import has, load
 from torch_table_loader.planning.order_sample import OrderSample
+from torch_table_loader.samples import Counted, SampleCounts
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class PruningStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Counted):
     """The plan of an epoch.
 
     Args:
@@ -153,8 +154,8 @@ class Explanation:
         group_sizes: sizes of the row groups, before compression.
         order: a sample of this rank's rows, in the epoch's order.
         fetch: bytes and requests that are fetched ahead; None if none are, or if footers are read with them.
-        packing: sequences made of the epoch's documents, over all ranks and before `drop_last` and padding of ranks;
-            None if rows are not packed.
+        counts: what is counted of the epoch's samples, over all ranks and before `drop_last` and padding of ranks; None
+            if rows are the samples.
     """
 
     files: int
@@ -188,7 +189,7 @@ class Explanation:
     group_sizes: SizeCounts
     order: OrderSample = field(repr=False)
     fetch: FetchPlan | None = None
-    packing: Any = None
+    counts: SampleCounts | None = None
 
     @property
     def node_bound(self) -> int:
@@ -278,8 +279,9 @@ class Explanation:
             asked = [("requests", fetch.requests), ("bytes asked for", Size(fetch.num_bytes))]
             more = ("of what is decoded", f"{fetch.amplification:.2f} times")
             yield "Object store", _facts("Object store", [*asked, more])
-        if self.packing is not None:
-            yield "Packing", _facts("Packing", self.packing.facts)
+        if (counts := self.counts) is not None:
+            title = counts.key.capitalize()
+            yield title, _facts(title, counts.facts)
         yield "Columns", Table("Columns", {"column": "column", "type": "Arrow type"}, self.schema)
 
     def _pruning(self) -> Table:

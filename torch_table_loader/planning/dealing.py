@@ -22,7 +22,7 @@ takes up to any block are known without looking at the blocks before.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
@@ -32,7 +32,7 @@ import numpy as np
 
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.lacks import cumulative, lacks_after, made_up_in, turns_to_make_up
+from torch_table_loader.planning.lacks import Dues
 from torch_table_loader.planning.mixture import refuse_no_end
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.schedules import StopRule, as_stop
@@ -99,6 +99,16 @@ class Deal:
     given: tuple[int, ...] = ()
     width: int = 1
     lacks: tuple[int, ...] = ()
+    block_steps: int = field(init=False, compare=False, repr=False)
+    """Steps after which each source has its share, to within one row."""
+
+    def __post_init__(self) -> None:
+        """Compute the steps of a block."""
+        dues = self.dues
+        steps = -(-max(dues.turns_of_all, dues.turns_to_make_up) // self.step_rows)
+        if self.until:
+            steps = min(steps, self.until // self.step_rows)
+        object.__setattr__(self, "block_steps", steps)
 
     @property
     def by_name(self) -> dict[str, int]:
@@ -121,13 +131,9 @@ class Deal:
         return self.step_rows * self.topology.micro_batches
 
     @property
-    def block_steps(self) -> int:
-        """Steps after which each source has its share, to within one row."""
-        rarest = min(weight for weight in self.weights if weight)
-        steps = -(-sum(self.weights) // (rarest * self.step_rows))
-        if self.lacks:
-            steps = max(steps, -(-turns_to_make_up(self.weights, self.lacks, self.width) // self.step_rows))
-        return min(steps, self.until // self.step_rows) if self.until else steps
+    def dues(self) -> Dues:
+        """What is due to the sources."""
+        return Dues(self.weights, self.lacks, self.width)
 
     @property
     def block_rows(self) -> int:
@@ -140,17 +146,12 @@ class Deal:
         Args:
             places: int64[n] or a single place; each is where a block begins or the stage may end.
         """
-        counts: Ints = np.diff(self._edges(np.atleast_1d(np.asarray(places, dtype=np.int64))), axis=1)
+        counts: Ints = np.diff(self.dues.edges(np.atleast_1d(np.asarray(places, dtype=np.int64))), axis=1)
         return counts
-
-    def due(self, places: int) -> list[int]:
-        """Return the share of each source of the first places, times the sum of the weights and the width."""
-        lacks = self.lacks or (0,) * len(self.weights)
-        return [places * weight * self.width + lack for weight, lack in zip(self.weights, lacks, strict=True)]
 
     def lacks_at(self, places: int) -> tuple[int, ...]:
         """Return what each source lacks of its share after the first places."""
-        return lacks_after(self.weights, self.rows_before(places).tolist(), self.width, self.lacks)
+        return self.dues.lacks_after(self.rows_before(places).tolist())
 
     def sources(self, places: Ints) -> NDArray[np.int16]:
         """Return the source of each place (int64[n], each below `end`), as its number among the names."""
@@ -182,10 +183,7 @@ class Deal:
         """Return the place of a source's row, counted from the stage's start; `end` if it has fewer rows."""
         if not self.weights[source]:
             return self.end
-        share, due = self.weights[source] * self.width, turn * sum(self.weights) * self.width
-        if self.lacks:
-            due = max(0, due - self.lacks[source])
-        near = min(due // (share * self.block_rows), self.end // self.block_rows)
+        near = min(self.dues.turns_until(source, turn), self.end) // self.block_rows
         stop = min(near + 2, -(-self.end // self.block_rows))  # a block behind the last would count rows of that one
         blocks = np.arange(max(0, near - 1), stop, dtype=np.int64)  # counts are less than one off the shares
         if not len(blocks):
@@ -264,7 +262,7 @@ class Deal:
             return deal
         by_name = {self.names[number]: rows for number, rows in ends.items()}
         if until := deal._place_of(by_name, first=True, every=self.step_rows):
-            if until < turns_to_make_up(deal.weights, deal.lacks, deal.width):
+            if until < deal.dues.turns_to_make_up:
                 return self.dropping(left)
             return replace(deal, until=until)
         return deal._last_step(ends)
@@ -275,7 +273,7 @@ class Deal:
             return self
         before, places = last
         deal = replace(self, lacks=before.lacks_at(places))
-        lacks = made_up_in(deal.block_rows, deal.weights, deal.lacks, deal.width)
+        lacks = deal.dues.made_up_in(deal.block_rows)
         if not any(lacks):
             lacks = ()
         return replace(deal, lacks=lacks)
@@ -339,10 +337,6 @@ class Deal:
         for first, stop in pairwise(borders):
             yield int(blocks[first]), slice(first, stop), slots[first:stop]
 
-    def _edges(self, places: Ints) -> Ints:
-        """Return the cumulative shares at places, int64[n, sources + 1]."""
-        return cumulative(places, self.weights, self.lacks, self.width)
-
     def _channels(self, block: int) -> Ints:
         """Return the channel of each slot of a block."""
         topology = self.topology
@@ -355,7 +349,7 @@ class Deal:
         """Count the rows of each source that each channel has in the first blocks: int64[sources, R, L]."""
         ranks, lanes = self.topology.num_ranks, self.topology.lanes
         counts = np.zeros((len(self.weights), ranks, lanes), dtype=np.int64)
-        size, total = self.block_rows * self.width, sum(self.weights) * self.width
+        size, total = self.block_rows * self.width, self.dues.whole
         below, hits = _classes(self)
         begun, offsets = 0, [0] * len(self.weights)
         if self.lacks and blocks:  # what is due at once moves the borders of the first block further
@@ -431,8 +425,8 @@ def _sources(deal: Deal, block: int) -> NDArray[np.int16]:
     before, after = deal.shares(np.array([begin, begin + size]))
     counts = after - before
     if (counts < 0).any():
-        due = deal.due(begin + size)
-        counts = np.array(_last_rows(due, before.tolist(), size, sum(deal.weights) * deal.width))
+        due = deal.dues.at(np.array([begin + size]))[0].tolist()
+        counts = np.array(_last_rows(due, before.tolist(), size, deal.dues.whole))
     found: NDArray[np.int16] = np.repeat(np.arange(len(counts), dtype=np.int16), counts)[order]
     return found
 
@@ -471,7 +465,7 @@ def _classes(deal: Deal) -> tuple[Ints, Ints]:
     step, slot = np.divmod(np.arange(size, dtype=np.int64), deal.step_rows)
     ordered = np.empty(size, dtype=np.int64)
     ordered[_order_of(deal)] = slot % ranks * lanes + step % lanes
-    borders = [size * weight // sum(deal.weights) for weight in accumulate(deal.weights, initial=0)]
+    borders = Dues(deal.weights).edges(np.array([size]))[0].tolist()
     below = [np.bincount(ordered[:border], minlength=ranks * lanes) for border in borders]
     hits = [np.bincount(ordered[border : border + 1], minlength=ranks * lanes) for border in borders]
     shape = (len(borders), ranks, lanes)

@@ -1,4 +1,7 @@
-"""What sources lack of their shares where these begin, since sequences of another length came before.
+"""What is due to sources that have shares, and what they lack of it where the shares begin.
+
+Of n turns, n times its share is due to a source. It lacks some, or had too much, if sequences of another length came
+before.
 
 A lack is a whole number: tokens, times the sum of the weights. So it is exact however often the length changes. A
 source that had too much lacks less than nothing; all together lack nothing.
@@ -10,6 +13,7 @@ say: a turn of a source is late by at most as many turns as other sources had to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,56 +28,99 @@ MOST_TURNS = 1 << 16
 """Turns in which sources make up for what came before, at most; a source that is further ahead forgets the rest."""
 
 
-def lacks_after(weights: Sequence[int], had: Sequence[int], width: int, lacks: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return what sources lack after some turns of each, of so many tokens.
+@dataclass(frozen=True, slots=True)
+class Dues:
+    """What is due to sources: tokens, times the sum of the weights. Of `whole` they get a turn.
 
-    >>> lacks_after((2, 1), [3, 1], 5)
-    (-5, 5)
+    Args:
+        weights: non-negative integers; if none is positive, no turns come.
+        lacks: what each source lacks when the turns begin; empty if nothing.
+        width: tokens of a turn; 1 where there are no lacks.
     """
-    whole, turns = sum(weights), sum(had)
-    before = lacks or (0,) * len(weights)
-    return tuple(
-        lack + (turns * weight - own * whole) * width for lack, weight, own in zip(before, weights, had, strict=True)
-    )
 
+    weights: tuple[int, ...]
+    lacks: tuple[int, ...] = ()
+    width: int = 1
 
-def turns_to_make_up(weights: Sequence[int], lacks: Sequence[int], width: int) -> int:
-    """Return the turns after which no source has more than its share, but for those that are too far ahead."""
-    pairs = zip(weights, lacks, strict=False)
-    return min(MOST_TURNS, max((-(lack // (weight * width)) for weight, lack in pairs if weight), default=0))
+    @property
+    def whole(self) -> int:
+        """What a turn takes of what is due."""
+        return sum(self.weights) * self.width
 
+    @property
+    def turns_of_all(self) -> int:
+        """The turns of which each source with a weight is due one; 1 if none has a weight, since all were dropped."""
+        if not any(self.weights):
+            return 1
+        return -(-sum(self.weights) // min(weight for weight in self.weights if weight))
 
-def made_up_in(turns: int, weights: Sequence[int], lacks: Sequence[int], width: int) -> tuple[int, ...]:
-    """Return lacks of which no source is ahead by more than its share of so many turns.
+    @property
+    def turns_to_make_up(self) -> int:
+        """The turns after which no source has more than its share, but for those that are too far ahead."""
+        if not self.lacks:
+            return 0
+        pairs = zip(self.weights, self.lacks, strict=False)
+        return min(MOST_TURNS, max((-(lack // (weight * self.width)) for weight, lack in pairs if weight), default=0))
 
-    What one forgets, those that lack most get less.
+    def at(self, turns: Ints) -> NDArray[Any]:
+        """Return what is due to each source of the first turns (int64[n]): [n, sources], of exact integers.
 
-    >>> made_up_in(4, (3, 1), (10, -10), 1)
-    (4, -4)
-    """
-    found = [max(lack, -turns * weight * width) for weight, lack in zip(weights, lacks, strict=False)]
-    forgotten = sum(found) - sum(lacks)
-    for source in sorted(range(len(found)), key=lambda each: -found[each]):
-        taken = min(forgotten, max(0, found[source]))
-        found[source], forgotten = found[source] - taken, forgotten - taken
-    return tuple(found)
+        >>> Dues((2, 1), (-5, 5), 5).at(np.array([0, 4])).tolist()
+        [[-5, 5], [35, 25]]
+        """
+        most = max(1, int(turns.max(initial=0))) * self.whole
+        if self.lacks:
+            most += max(map(abs, (*self.lacks, *accumulate(self.lacks))))
+        kind: Any = np.int64
+        if most >= 1 << 63:
+            kind = object
+        each = [weight * self.width for weight in self.weights]
+        found: NDArray[Any] = np.multiply.outer(turns.astype(kind), np.array(each, dtype=kind))
+        if self.lacks:
+            found += np.array(self.lacks, dtype=kind)
+        return found
 
+    def edges(self, turns: Ints) -> Ints:
+        """Return how many of the first turns (int64[n]) the sources before each have: int64[n, sources + 1].
 
-def cumulative(turns: Ints, weights: Sequence[int], lacks: Sequence[int] = (), width: int = 1) -> Ints:
-    """Return how many of the first turns (int64[n]) the sources before each have: int64[n, sources + 1].
+        These are the cumulative shares, rounded down.
 
-    These are the cumulative shares, rounded down.
+        >>> Dues((1, 1)).edges(np.array([0, 3])).tolist()
+        [[0, 0, 0], [0, 1, 3]]
+        """
+        found = np.zeros((len(turns), len(self.weights) + 1), dtype=np.int64)
+        found[:, 1:] = self.at(turns).cumsum(axis=1) // self.whole
+        found[turns == 0] = 0  # nothing came, whatever is due
+        return found
 
-    >>> cumulative(np.array([0, 3]), (1, 1)).tolist()
-    [[0, 0, 0], [0, 1, 3]]
-    """
-    edges = [share * width for share in accumulate(weights, initial=0)]
-    offsets = list(accumulate(lacks or (0,) * len(weights), initial=0))
-    most = max(1, int(turns.max(initial=0))) * edges[-1] + max(map(abs, offsets))
-    kind: Any = np.int64
-    if most >= 1 << 63:
-        kind = object
-    ends: Any = (turns.astype(kind)[:, None] * np.array(edges, dtype=kind) + np.array(offsets, dtype=kind)) // edges[-1]
-    found: Ints = ends.astype(np.int64)
-    found[turns == 0] = 0  # nothing came, whatever is due
-    return found
+    def turns_until(self, source: int, turn: int) -> int:
+        """Return the turns of which a source with a weight is due as many, rounded down."""
+        due = turn * self.whole
+        if self.lacks:
+            due = max(0, due - self.lacks[source])
+        return due // (self.weights[source] * self.width)
+
+    def lacks_after(self, had: Sequence[int]) -> tuple[int, ...]:
+        """Return what sources lack after some turns of each.
+
+        >>> Dues((2, 1), width=5).lacks_after([3, 1])
+        (-5, 5)
+        """
+        due = self.at(np.array([sum(had)]))[0].tolist()
+        return tuple(each - turns * self.whole for each, turns in zip(due, had, strict=True))
+
+    def made_up_in(self, turns: int) -> tuple[int, ...]:
+        """Return lacks of which no source is ahead by more than its share of so many turns.
+
+        What one forgets, those that lack most get less.
+
+        >>> Dues((3, 1), (10, -10)).made_up_in(4)
+        (4, -4)
+        """
+        pairs = zip(self.weights, self.lacks, strict=False)
+        found = [max(lack, -turns * weight * self.width) for weight, lack in pairs]
+        forgotten = sum(found) - sum(self.lacks)
+        for source in sorted(range(len(found)), key=lambda each: -found[each]):
+            taken = min(forgotten, max(0, found[source]))
+            found[source], forgotten = found[source] - taken, forgotten - taken
+        return tuple(found)

@@ -22,7 +22,7 @@ import numpy as np
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key, hashes_of, u64
-from torch_table_loader.planning.lacks import cumulative, lacks_after, made_up_in, turns_to_make_up
+from torch_table_loader.planning.lacks import Dues
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.schedules import Stop, StopRule, StopWord, as_stop
@@ -86,6 +86,11 @@ class Shares:
             object.__setattr__(self, "lacks", ())
             object.__setattr__(self, "width", 1)
 
+    @property
+    def dues(self) -> Dues:
+        """What is due to the sources."""
+        return Dues(self.weights, self.lacks, self.width)
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -117,18 +122,19 @@ class Mixture:
         """Refuse an invalid block, and compute its rows."""
         if isinstance(self.block, bool) or not isinstance(self.block, int) or not 0 <= self.block <= _MOST_BLOCK_ROWS:
             raise ConfigError(f"block must be an int in [0, {_MOST_BLOCK_ROWS}], got {self.block!r}")
-        shares, weights = self.shares, self.shares.weights
-        if any(weights):
-            rarest = -(-sum(weights) // min(weight for weight in weights if weight))
-            rows = max(self.block, rarest, turns_to_make_up(weights, shares.lacks, shares.width))
-            if not self.block:
-                rows = self._quotas.block_turns
-        else:
-            rows = 1  # all sources were dropped
+        rows = self._rows_of_a_block()
         object.__setattr__(self, "block_rows", rows)
-        lacks = made_up_in(rows, weights, shares.lacks, shares.width)
-        if lacks != shares.lacks:
-            object.__setattr__(self, "shares", replace(shares, lacks=lacks))
+        lacks = self.shares.dues.made_up_in(rows)
+        if lacks != self.shares.lacks:
+            object.__setattr__(self, "shares", replace(self.shares, lacks=lacks))
+
+    def _rows_of_a_block(self) -> int:
+        if not any(self.shares.weights):
+            return 1  # all sources were dropped
+        if not self.block:
+            return self._quotas.block_turns
+        dues = self.shares.dues
+        return max(self.block, dues.turns_of_all, dues.turns_to_make_up)
 
     @classmethod
     def of(
@@ -205,7 +211,7 @@ class Mixture:
         part = next(part for part in reversed(_parts(self)) if part.shares.start <= place)
         own = part.shares
         had = [now - then for now, then in zip(part.rows_before(place), own.before, strict=True)]
-        lacks = lacks_after(own.weights, had, was, own.lacks)
+        lacks = Dues(own.weights, own.lacks, was).lacks_after(had)
         return replace(mixture, shares=replace(mixture.shares, lacks=lacks, width=width))
 
     def _had_by_name(self, place: int) -> dict[str, int]:
@@ -325,9 +331,7 @@ class Mixture:
         """Count the rows of each source in the first blocks (int64[n]) of the shares: int64[n, sources]."""
         if not self.block:
             return self._quotas.had(blocks)
-        shares = self.shares
-        ends = cumulative(blocks * self.block_rows, shares.weights, shares.lacks, shares.width)
-        counts: Ints = np.diff(ends, axis=1)
+        counts: Ints = np.diff(self.shares.dues.edges(blocks * self.block_rows), axis=1)
         return counts
 
     @property

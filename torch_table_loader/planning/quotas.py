@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from torch_table_loader.planning.keys import Key, hashes_of, u64
-from torch_table_loader.planning.lacks import turns_to_make_up
+from torch_table_loader.planning.lacks import Dues
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,27 +60,18 @@ class _Border(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Quotas:
-    """The turns of sources with weights.
-
-    Args:
-        weights: non-negative integers, at least one positive; no positive one is below 1 / 2**21 of their sum.
-        lacks: what each source lacks when the turns begin, which a block makes up; see `planning/lacks.py`.
-        width: tokens of a turn, where there are lacks.
+class Quotas(Dues):
+    """The turns of sources with weights, none of which is below 1 / 2**21 of their sum; a block makes up the lacks.
 
     >>> Quotas((3, 1)).had(np.array([0, 1, 2])).tolist()
     [[0, 0], [192, 64], [384, 128]]
     """
 
-    weights: tuple[int, ...]
-    lacks: tuple[int, ...] = ()
-    width: int = 1
-
     @property
     def block_turns(self) -> int:
         """Turns of a block: a power of two, and at least as many as a window has slots."""
         longest = sum(self.weights) // min(weight for weight in self.weights if weight) + 2
-        longest = max(longest, turns_to_make_up(self.weights, self.lacks, self.width))
+        longest = max(longest, self.turns_to_make_up)
         return max(_LEAST_BLOCK, 1 << (longest - 1).bit_length())
 
     def had(self, blocks: Ints) -> Ints:
@@ -102,17 +93,15 @@ class Quotas:
     def _scaled(self, blocks: Ints) -> tuple[NDArray[Any], int]:
         """Return the positive weights and their sum, as 64-bit integers if every computation fits them."""
         above = [weight * self.width for weight in self.weights if weight]
-        total, turns = sum(above), self.block_turns
+        total, turns = self.whole, self.block_turns
         most = max((int(blocks.max(initial=0)) + 2) * turns * max(above), len(above) * (turns + 4) * total)
         most += max(map(abs, self.lacks), default=0)
         return np.array(above, dtype=np.int64 if most < 1 << 62 else object), total
 
     def _border(self, blocks: Ints) -> _Border:
         weights, total = self._scaled(blocks)
-        before = blocks.astype(weights.dtype)[:, None] * self.block_turns * weights
-        if self.lacks:
-            before += np.array([self.lacks[number] for number in self._wanted], dtype=weights.dtype)
-        had, rest = before // total, before % total
+        due = self.at(blocks * self.block_turns)[:, self._wanted].astype(weights.dtype)
+        had, rest = due // total, due % total
         early = np.empty(rest.shape, dtype=np.int64)
         step = max(1, _PAIRS_AT_ONCE // len(weights) ** 2)
         for first in range(0, len(blocks), step):

@@ -185,6 +185,15 @@ class TableStorage:
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     _fresh: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
     _stores: dict[Place, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _root: Place = field(init=False, repr=False, compare=False)
+    _overridden: tuple[Area, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Locate the table, and the areas that ``location_override`` maps to."""
+        located = [locate(new) for _, new in self.overrides]
+        areas = tuple(Area(place, inner.rpartition("/")[0]) for place, inner in located)
+        object.__setattr__(self, "_overridden", areas)
+        object.__setattr__(self, "_root", locate(self.moved(self.location))[0])
 
     @classmethod
     def at(
@@ -320,35 +329,29 @@ class TableStorage:
         Raises:
             TableError: a path has a NUL, or is refused; the message names it, and what would allow it.
         """
-        root, areas = self._root, self._areas
         for path in paths:
-            moved = self.moved(path)
-            if "\0" in moved:  # no store has such a file, and clients take it as a fault of their own
-                raise TableError(
-                    f"the metadata of a table at {root} must name files by paths without NUL, got "
-                    f"{shown_url(path)!r}; fix the table's metadata"
-                )
-            place, inner = locate(moved)
-            if place != root and not any(area.has(place, inner) for area in areas):
-                allow = f"file://{inner.rpartition('/')[0] or '/'}" if place.is_local else shown_url(str(place))
-                raise TableError(
-                    f"the metadata of a table at {root} names {shown_url(moved)!r}, which lies elsewhere and is not "
-                    f"opened; if the table is meant to have files there, pass allow_locations=[{allow!r}]"
-                )
+            self._located(path)
+
+    def _located(self, path: str) -> tuple[str, Place, str]:
+        """Return the current location of a path in the metadata, its place, and its path there; see `require`."""
+        moved = self.moved(path)
+        if "\0" in moved:  # no store has such a file, and clients take it as a fault of their own
+            raise TableError(
+                f"the metadata of a table at {self._root} must name files by paths without NUL, got "
+                f"{shown_url(path)!r}; fix the table's metadata"
+            )
+        place, inner = locate(moved)
+        if place != self._root and not any(area.has(place, inner) for area in self._areas):
+            allow = f"file://{inner.rpartition('/')[0] or '/'}" if place.is_local else shown_url(str(place))
+            raise TableError(
+                f"the metadata of a table at {self._root} names {shown_url(moved)!r}, which lies elsewhere and is not "
+                f"opened; if the table is meant to have files there, pass allow_locations=[{allow!r}]"
+            )
+        return moved, place, inner
 
     @property
-    def _root(self) -> Place:
-        return locate(self.moved(self.location))[0]
-
-    @property
-    def _areas(self) -> list[Area]:
-        return [*self._overridden, *self.allowed]
-
-    @property
-    def _overridden(self) -> list[Area]:
-        """The areas that ``location_override`` maps to."""
-        located = [locate(new) for _, new in self.overrides]
-        return [Area(place, inner.rpartition("/")[0]) for place, inner in located]
+    def _areas(self) -> tuple[Area, ...]:
+        return (*self._overridden, *self.allowed)
 
     def known(self) -> dict[str, Any]:
         """Return the current properties: credentials may have been renewed."""
@@ -368,12 +371,10 @@ class TableStorage:
         return self._options_of(place, of_url)
 
     def _at(self, path: str) -> tuple[FileStorage, str]:
-        self.require([path])
-        path = self.moved(path)
-        place, inner = locate(path)
+        moved, place, inner = self._located(path)
         if place.is_local:
             return self._stores.setdefault(place, FileStorage("file")), inner
-        address = parse_address(path)
+        address = parse_address(moved)
         if (store := self._stores.get(place)) is None:
             login = partial(self._login, self.provider, place, address.login) if self.provider else None
             options = self._options_of(place, address.login)

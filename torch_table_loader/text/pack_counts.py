@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from typing_extensions import override
@@ -34,6 +34,9 @@ class PackCounts(SampleCounts):
     >>> counts.fill, counts.parts_per_sequence, counts.split
     (0.75, 1.5, None)
     """
+
+    key: ClassVar[str] = "packing"
+    made: ClassVar[str] = "packed"
 
     seq_len: int
     sequences: int | None = 0

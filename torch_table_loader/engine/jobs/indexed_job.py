@@ -68,7 +68,7 @@ class PlacedJob(Job):
         open_bytes: int = 0,
         built_bytes: int = 0,
         splits: int = 0,
-        packing: SampleCounts | None = None,
+        counts: SampleCounts | None = None,
     ) -> Explanation:
         """Explain an epoch from its start; see `Job._explained`."""
         lanes, ranks = range(self.topology.lanes), range(self.topology.num_ranks)
@@ -92,7 +92,7 @@ class PlacedJob(Job):
             built_bytes=built_bytes,
             held_bytes=held_bytes,
             notes=[*notes, *self._notes_of_steps(plans[0])],
-            packing=packing,
+            counts=counts,
         )
 
     def _notes_of_steps(self, plan: GlobalBatches) -> list[str]:
@@ -249,5 +249,5 @@ class IndexedJob(PlacedJob):
             built_bytes=self.built_bytes,
             held_bytes=self.held_bytes,
             notes=self.notes(position),
-            packing=self.counts_of(position),
+            counts=self.counts_of(position),
         )

@@ -393,7 +393,7 @@ class Job(ABC):
         built_bytes: int = 0,
         copies: int = LANE_COPIES,
         fetched: tuple[int, int, int] | None = None,
-        packing: SampleCounts | None = None,
+        counts: SampleCounts | None = None,
     ) -> Explanation:
         """Combine the sums over the tables with what this kind of job knows of an epoch.
 
@@ -445,7 +445,7 @@ class Job(ABC):
             group_sizes=SizeCounts.of(np.concatenate([layout.group_bytes for layout in layouts])),
             order=self._order(epoch, steps),
             fetch=fetched and FetchPlan.of(*fetched, self.options.ahead_bytes),
-            packing=packing,
+            counts=counts,
         )
 
     @property

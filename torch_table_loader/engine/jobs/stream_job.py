@@ -466,7 +466,7 @@ class StreamJob(Job):
             copies=LANE_COPIES + (2 * (planned.plan.window or 0) > planned.plan.own_rows),
             held_bytes=held,
             notes=self._notes(),
-            packing=self._counts_of(start, planned),
+            counts=self._counts_of(start, planned),
             fetched=fetched,
         )
 

@@ -164,8 +164,8 @@ def test_the_memory_bound_grows_with_the_options(tmp_path: Path, monkeypatch: py
         return make(path, batch_size=100, split_size=1000, **options)[1].explain().memory_bound
 
     assert bound(num_workers=6) == 2 * bound(num_workers=3)
-    windows, read = 6 * 1000, 100
-    assert bound(shuffle_buffer_size=1000) == bound() + 3 * 16 * (windows + read - 4 * 100)
+    windows, read = 7 * 1000, 100
+    assert bound(shuffle_buffer_size=1000) == bound() + 3 * 16 * (windows + read - 5 * 100)
     assert bound(prefetch_batches=50) > bound()
     assert bound(worker_type="process", prefetch_batches=1) < bound(worker_type="process")
     assert bound(shuffle_buffer_size=10**6) == bound(shuffle_buffer_size=10**9)  # a lane has only so many rows
@@ -197,7 +197,7 @@ def test_a_small_table_is_said_to_need_little_memory_and_a_large_one_its_bound(
         assert sum(ranks) == 16 * 4000, options
     monkeypatch.setattr("torch_table_loader.engine.jobs.modes.rows_of_a_read", lambda *_: 100)
     large = told(4000, split_size=1000)
-    lanes = 3 * 4 * 100 * 16
+    lanes = 3 * 5 * 100 * 16
     assert large.memory_expected == lanes
     assert lanes < large.memory_bound <= lanes + 3 * (2 * 100 * 16 + 2 * large.group_sizes.most)  # what decoding takes
 

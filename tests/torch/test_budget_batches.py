@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from tests.states import newest, with_newest
@@ -31,9 +32,17 @@ from torch_table_loader import (
 )
 
 ROWS, TOKENS = 700, 300
-LENGTHS = np.random.default_rng(7).lognormal(2.0, 0.8, ROWS).astype(np.int64)
-LENGTHS[[5, 90]] = 0
-LENGTHS[400] = 2 * TOKENS
+
+
+def drawn_lengths() -> NDArray[np.int64]:
+    """Return lengths of which two are 0, and one is more than a batch holds."""
+    lengths = np.random.default_rng(7).lognormal(2.0, 0.8, ROWS).astype(np.int64)
+    lengths[[5, 90]] = 0
+    lengths[400] = 2 * TOKENS
+    return lengths
+
+
+LENGTHS = drawn_lengths()
 BUDGET = Budget(tokens=TOKENS, length="ids")
 
 

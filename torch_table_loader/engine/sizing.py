@@ -189,9 +189,9 @@ def blocks_of_a_process(
 def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, int]) -> int:
     """Bound the rows that a lane holds, without shuffle windows.
 
-    In threads: one read that is being made or cut, one that is being taken, and those that the batches which wait are
-    views of. From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to
-    spare), and one that was copied out.
+    In threads: one read that is being made or cut, one that is being taken, the one before it, of which the trainer has
+    the last batch, and those that the batches which wait are views of. From processes: one read, the block that it
+    fills, the slots that blocks cross in (with a quarter to spare), and one that was copied out.
 
     Args:
         blocks: batches of a block that crosses a process, and how many blocks of a lane wait.
@@ -203,7 +203,7 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
         return read_rows + (2 + slots) * block_batches * size
     given = options.prefetch_batches
     waiting = BLOCKS_AHEAD if given is None else -(-given * size // read_rows)
-    return (2 + waiting) * read_rows
+    return (3 + waiting) * read_rows
 
 
 def mixed_rows_in_flight(options: LoaderOptions, window: int, copies: int, blocks: tuple[int, int]) -> int:

@@ -246,11 +246,13 @@ class Table:
         """Return what an open file holds beside the rows that it gave, where at most so many come at once."""
         found = [0]
         for group in self._largest:
-            index = self._file_of(group)
+            index, whole = self._file_of(group), int(self.layout.group_rows[group]) * row_bytes
+            if self.estimated:
+                found.append(whole)
+                continue
             at, reader = group - int(self.layout.group_offsets[index]), reader_of(self.files[index])
-            num_rows = int(self.layout.group_rows[group])
-            if self.estimated or not isinstance(reader, HoldingReader):
-                found.append(num_rows * row_bytes)
+            if not isinstance(reader, HoldingReader):
+                found.append(whole)
                 continue
             with naming(self.storage, self.files[index]):
                 names = self._in_file(index, columns)

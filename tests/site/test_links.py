@@ -44,7 +44,7 @@ def test_sessions_of_docstrings_are_code_and_no_quotations(site: Path) -> None:
 def test_defaults_of_options_are_shown_and_not_how_they_are_declared(site: Path) -> None:
     pages = {page.stem: re.sub("<[^>]+>", "", page.read_text("utf-8")) for page in site.glob("api-*.html")}
     assert [name for name, page in pages.items() if "_option(" in page] == []
-    assert "batch_size: int = 1024" in pages["api-options"]
+    assert "batch_size: int | Budget = 1024" in pages["api-options"]
 
 
 def test_what_is_returned_is_one_item_however_many_lines_it_takes(site: Path) -> None:

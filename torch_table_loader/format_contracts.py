@@ -73,7 +73,7 @@ class EncodingReader(Protocol):
 
 @runtime_checkable
 class LimitingReader(Protocol):
-    """A format reader that finds out before it decodes what would come to more bytes than there may be."""
+    """A format reader that finds, before it decodes them, values that are larger than a limit."""
 
     def limited(self, num_bytes: int) -> FormatReader:
         """Return a reader whose open files raise a TableError for what alone comes to more bytes once it is decoded."""

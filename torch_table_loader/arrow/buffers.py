@@ -30,7 +30,7 @@ _KEPT_BYTES = 4 << 20
 _ALIGNMENT = 64
 
 ROUNDED_PARTS = 16
-"""Of its size, one such part is the most that a reused block has too much where it is made."""
+"""A new block is larger than was asked for by at most one of so many parts."""
 
 _KEPT_BLOCKS = 4
 """Unused blocks of one size that are kept for reuse: about one for each thread that decodes."""
@@ -81,7 +81,7 @@ class ReusedBlocks:
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
-        """Blocks by the bits of their size; those beyond the maximum number are returned to the system."""
+        """Blocks by the power of two that they fit into; those beyond the maximum number are returned to the system."""
         self._closed = False
 
     def new(self, num_bytes: int) -> memoryview:
@@ -111,7 +111,7 @@ class ReusedBlocks:
         self._free.clear()
 
     def _unused(self, num_bytes: int) -> NDArray[Any] | None:
-        """Return an unused block that is large enough, and less than twice too large; None if there is none."""
+        """Return an unused block that is large enough, and at most twice as large; None if there is none."""
         free = self._free[_bits(_rounded(num_bytes))]
         with suppress(IndexError):  # another thread took the last one
             for _ in range(len(free)):
@@ -131,7 +131,7 @@ def _bits(size: int) -> int:
 
 
 def _rounded(num_bytes: int) -> int:
-    """Round up by at most a part of `ROUNDED_PARTS`, so that blocks of about the same size are alike.
+    """Round up by at most 1 / `ROUNDED_PARTS`, so that blocks of about the same size serve each other.
 
     >>> _rounded(1000), _rounded(1024), _rounded(1100), _rounded(1)
     (1024, 1024, 1152, 1)

@@ -120,7 +120,7 @@ def mixing_of(
 
 
 def reads_ahead(threads: int) -> int:
-    """Size how many reads threads begin beyond what is needed, where they read splits side by side: two wait.
+    """Return how many reads beyond the one that is needed are begun by threads that read splits side by side: two wait.
 
     >>> reads_ahead(2), reads_ahead(0)
     (4, 0)

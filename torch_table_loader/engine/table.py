@@ -110,7 +110,7 @@ class Table:
             row_ids: whether the last column is each row's ordinal among all physical rows.
             stage: makes other rows from the live ones; None delivers them as they are.
             encoded: columns of strings that may come as dictionaries.
-            max_bytes: that a value alone may come to; see `TaskReader`.
+            max_bytes: the most bytes of a single value; see `TaskReader`.
         """
         return TaskReader(
             self.storage,

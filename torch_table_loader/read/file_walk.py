@@ -184,7 +184,7 @@ class FileWalk:
     """Opens a file and reads its runs; `row` is the first row not yet read, also when reading has failed.
 
     Args:
-        max_bytes: that a value alone may come to; 0: any.
+        max_bytes: the most bytes of a single value; 0: no limit.
         may_thin: whether rows that do not live may be left out while decoding, if the file can do that.
         live_known: whether some row of each piece is known to live.
         shares: whether several threads may decode a row group; local files only: it cannot be cancelled.

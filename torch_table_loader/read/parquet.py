@@ -101,7 +101,7 @@ class ParquetReader(
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
     `encoded` are columns of strings that come as dictionaries if a file has them so. Where `shares` is set, threads
-    of Arrow's pool share the columns of each row group. No page may come to more than `most_bytes`, if that is not 0.
+    of Arrow's pool share the columns of each row group. No page may be larger than `most_bytes`, if that is not 0.
     """
 
     name: str = "parquet"

@@ -69,7 +69,7 @@ def refuse_large_pages(
 def _largest_page(source: pa.NativeFile, start: int, stop: int) -> int:
     """Return the bytes of the largest page, decompressed, of those that lie between two bytes of a file.
 
-    Where no header is found, it is the largest before: what is damaged is told of when it is decoded.
+    Where no header is found, it is the largest so far: damage is reported when the page is decoded.
     """
     largest = 0
     while start < stop and (header := _header_at(source, start, stop)) is not None:

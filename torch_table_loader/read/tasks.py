@@ -74,7 +74,7 @@ class TaskReader:
         deletes: reads the files' deletes, once for all readers that share it; says whether checksums are verified.
         stage: makes other rows of those that pass; None delivers them as they are.
         encoded: columns of strings that may come as dictionaries; the filter's never do.
-        max_bytes: that a value alone may come to, where the format can say it before; 0: any.
+        max_bytes: the most bytes of a single value, where the format knows it before decoding; 0: no limit.
 
     Raises:
         ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.

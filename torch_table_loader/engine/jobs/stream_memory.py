@@ -62,8 +62,8 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
 def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:
     """Return what a lane may hold of its rows where it mixes splits, of which so many are open: windows, and reads.
 
-    A piece of a window keeps all that was decoded with it. Beside the open splits, two reads are in hand, and others
-    wait; a piece may be several reads. Rows as they were decoded have a bit a column that says what is null.
+    A piece of a window keeps the whole read that it views. Two reads are in use beside those of the open splits, others
+    wait, and a piece may span several. Decoded rows have a null bit for each column.
     """
     window = planned.plan.window or 0
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)

@@ -80,7 +80,7 @@ class SplitReads:
     def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[pa.RecordBatch]]:
         """Yield the batches of each piece, which threads have read.
 
-        A call takes the pieces of a split that are views of one read, since it costs more than many views.
+        One call to a thread takes all pieces that view the same read: a call costs more than many views.
 
         Args:
             read_rows: about the rows that are decoded at once.
@@ -110,10 +110,10 @@ class SplitReads:
                 yield iter(batches)
 
     def _calls(self, begins: NDArray[np.bool_]) -> tuple[list[list[int]], list[int]]:
-        """Return the pieces that are taken in each call, by their first ones, and the call that takes each piece.
+        """Return the pieces of each call, ordered by their first ones, and the call of each piece.
 
         Args:
-            begins: whether a piece is the first of a call; else the call of the piece before it in its slot takes it.
+            begins: whether a piece begins a call; else it belongs to the call of the piece before it in its slot.
         """
         newest: dict[int, int] = {}
         calls: list[list[int]] = []

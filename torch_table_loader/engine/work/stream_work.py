@@ -209,13 +209,13 @@ class StreamWork(LaneWork):
             wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows) if unwanted else rows
             unwanted -= rows.num_rows - wanted.num_rows
             if wanted.num_rows:
-                yield from self._begun(wanted) if stretch.dealt else (wanted,)
+                yield from self._in_runs(wanted) if stretch.dealt else (wanted,)
 
-    def _begun(self, window: Rows) -> Iterator[Rows]:
-        """View a window that was dealt as short runs of batches, of which `BLOCKS_AHEAD` wait, and the rest.
+    def _in_runs(self, window: Rows) -> Iterator[Rows]:
+        """View a window that was dealt as runs: `BLOCKS_AHEAD` short ones, which may wait, and the rest.
 
-        So a lane begins the next window when the trainer is past the first batches of this one, and has let go of the
-        one before: a lane holds two windows.
+        A lane therefore begins the next window once the trainer has taken the first batches of this one, and has
+        released the window before it: two windows are held.
         """
         few = _FIRST_BATCHES * self.plan.batch_size
         start = min(BLOCKS_AHEAD * few, (window.num_rows - 1) // few * few)

@@ -29,7 +29,8 @@ PACKAGE = "torch_table_loader"
 LATER = {
     "mixtures": (
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
-        *("engine.jobs.mixture_job", "engine.jobs.mixture_record", "engine.work.mixed_stream_work"),
+        *("engine.jobs.mixed_sources", "engine.jobs.mixture_calls", "engine.jobs.mixture_record"),
+        "engine.work.mixed_stream_work",
         *(
             "engine.work.source_form",
             "planning.dealing",

@@ -22,29 +22,32 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.runs import Chains, Runs
 
     Begin = Callable[[int, int], Iterator[pa.RecordBatch]]
+    Cut = Callable[[pa.RecordBatch, int, int], pa.RecordBatch]
 
 
 class _SplitRead:
     """A split that is read a piece at a time."""
 
-    __slots__ = ("_batches", "_rest")
+    __slots__ = ("_at", "_batch", "_batches", "_cut")
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], cut: Cut) -> None:
         self._batches = batches
-        self._rest: pa.RecordBatch | None = None
+        self._cut = cut
+        self._batch: pa.RecordBatch | None = None
+        self._at = 0
 
     def take(self, rows: int | None) -> Iterator[pa.RecordBatch]:
         """Yield the next rows; None for all that are left."""
         while rows is None or rows:
-            batch, self._rest = self._rest, None
+            batch, start = self._batch, self._at
             if batch is None:
-                batch = next(self._batches, None)
+                batch, start = next(self._batches, None), 0
             if batch is None:
                 return
-            if rows is not None and batch.num_rows > rows:
-                batch, self._rest = batch.slice(0, rows), batch.slice(rows)
-            rows = None if rows is None else rows - batch.num_rows
-            yield batch
+            stop = batch.num_rows if rows is None else min(batch.num_rows, start + rows)
+            rows = None if rows is None else rows - (stop - start)
+            self._batch, self._at = (batch, stop) if stop < batch.num_rows else (None, 0)
+            yield batch if stop - start == batch.num_rows else self._cut(batch, start, stop)
 
     def close(self) -> None:
         """Close the file."""
@@ -56,13 +59,15 @@ class SplitReads:
 
     Args:
         begin: opens the split of a chain's first piece, given the number of the piece and the chain's slot.
+        cut: views the rows of a batch from one to another.
         counted: False if a piece is all that its split has, whatever the runs say.
     """
 
-    def __init__(self, runs: Runs, chains: Chains, begin: Begin, *, counted: bool) -> None:
+    def __init__(self, runs: Runs, chains: Chains, begin: Begin, cut: Cut, *, counted: bool) -> None:
         self._runs = runs
         self._chains = chains
         self._begin = begin
+        self._cut = cut
         self._counted = counted
         self._lasts = frozenset(chains.last[chains.last >= 0].tolist())
         """The last piece of each chain, which takes all that is left: what ends with it is checked then."""
@@ -140,7 +145,7 @@ class SplitReads:
         if self._chains.last[number] >= 0:
             if (left := self._open.get(slot)) is not None:
                 left.close()
-            self._open[slot] = _SplitRead(self._begin(number, slot))
+            self._open[slot] = _SplitRead(self._begin(number, slot), self._cut)
         rows = int(self._runs.stop[number] - self._runs.start[number])
         return self._open[slot].take(rows if self._counted and number not in self._lasts else None)
 

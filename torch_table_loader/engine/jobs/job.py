@@ -163,7 +163,7 @@ class Job(ABC):
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
         options = self.options
-        asked = self.unit_bytes, options.most_rows, options.prefetch_batches
+        asked = self.unit_bytes, options.batch_rows, options.prefetch_batches
         return blocks_of_a_process(*asked, collated=options.calls_functions, memory=options.memory)
 
     def with_lanes(self, lanes: int) -> Self:

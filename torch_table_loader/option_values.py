@@ -171,16 +171,18 @@ def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How often each row comes in an epoch of row mode: in proportion to its weight, with repeats.
+    """How often each row, or document, comes in an epoch of row mode.
 
     Args:
         column: a column of weights, numbers of at least 0.
         balance: instead of `column`, a column of classes: all classes come equally often, and so do the rows of a
-            class. Without either, no row comes twice.
+            class. Without a column, no row comes twice.
         samples: number of rows of an epoch; None: the number of live rows that are not excluded.
+        repeats: instead of `column`, one of numbers that say how often a row comes in each epoch: 3 brings it three
+            times, 0.5 in every other epoch on average. An epoch has as many rows as their sum.
 
     Raises:
-        ConfigError: both columns or no argument is given, or `samples` is not an integer of at least 1.
+        ConfigError: several columns or no argument is given, or `samples` is not an integer of at least 1.
 
     >>> Weights(balance="label").argument
     "balance='label'"
@@ -189,32 +191,44 @@ class Weights:
     column: str | None = None
     balance: str | None = None
     samples: int | None = None
+    repeats: str | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name in ("column", "balance"):
-            value = getattr(self, name)
+        for name, value in self._columns.items():
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigTypeError(f"{name} of Weights must be the name of a column, got {value!r}")
-        if self.column is not None and self.balance is not None:
+        named = [f"{name}={value!r}" for name, value in self._columns.items() if value is not None]
+        if len(named) > 1:
             raise ConfigError(
-                "Weights takes column= or balance=, not both: one names the weights and the other classes; got "
-                f"column={self.column!r} and balance={self.balance!r}"
+                "Weights takes one of column=, balance= and repeats=, which name the weights, the classes or the "
+                f"repeats of rows; got {' and '.join(named)}"
             )
-        if self.column is None and self.balance is None and self.samples is None:
-            raise ConfigError("Weights needs a column= of weights, a column of classes to balance=, or samples=")
+        if not named and self.samples is None:
+            raise ConfigError(
+                "Weights needs a column= of weights, a column of classes to balance=, one of repeats=, or samples="
+            )
+        if self.repeats is not None and self.samples is not None:
+            raise ConfigError(
+                f"repeats= says how many rows an epoch has, got samples={self.samples!r} too; leave it out, or pass "
+                f"column={self.repeats!r} for rows in proportion"
+            )
         if self.samples is not None:
             object.__setattr__(self, "samples", integer("samples", self.samples, 1, MOST_SAMPLES))
 
     @property
+    def _columns(self) -> dict[str, str | None]:
+        return {"column": self.column, "balance": self.balance, "repeats": self.repeats}
+
+    @property
     def source(self) -> str | None:
         """The column that is read; None if every row comes equally often."""
-        return self.balance if self.column is None else self.column
+        return next((name for name in self._columns.values() if name is not None), None)
 
     @property
     def argument(self) -> str:
         """The argument that names the column, as the caller wrote it."""
-        return f"column={self.column!r}" if self.balance is None else f"balance={self.balance!r}"
+        return next((f"{name}={value!r}" for name, value in self._columns.items() if value is not None), "column=None")
 
 
 def as_weights(given: object) -> Weights:

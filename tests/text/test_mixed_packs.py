@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.effort import daily
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 from torch_table_loader.text.pack import PackStrategy
 

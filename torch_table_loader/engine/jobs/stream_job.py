@@ -326,7 +326,7 @@ class StreamJob(Job):
 
     @property
     def block(self) -> int | None:
-        """The rows that a stage puts into an order of the epoch's, where no window does; None: as it asks for itself."""
+        """The rows that a stage puts into an order of the epoch's, where no window does; None: as it asks itself."""
         return None if self.topology.mixing is not None else self.options.window
 
     def stage_key(self, epoch: int) -> Key:

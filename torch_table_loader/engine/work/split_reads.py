@@ -10,80 +10,80 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.batching.rows import Part
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.engine.sizing import reads_ahead
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.rows import Rows
     from torch_table_loader.planning.runs import Chains, Runs
 
-    Begin = Callable[[int, int], Iterator[pa.RecordBatch]]
-    Cut = Callable[[pa.RecordBatch, int, int], pa.RecordBatch]
+    Begin = Callable[[int, int], Iterator[Rows]]
 
 
 class _SplitRead:
     """A split that is read a piece at a time."""
 
-    __slots__ = ("_at", "_batch", "_batches", "_cut")
+    __slots__ = ("_at", "_chunk", "_chunks")
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], cut: Cut) -> None:
-        self._batches = batches
-        self._cut = cut
-        self._batch: pa.RecordBatch | None = None
+    def __init__(self, chunks: Iterator[Rows]) -> None:
+        self._chunks = chunks
+        self._chunk: Rows | None = None
+        """What was read last, of which rows from `_at` on are left."""
         self._at = 0
 
-    def take(self, rows: int | None) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: int | None) -> Iterator[Part[Rows]]:
         """Yield the next rows; None for all that are left."""
         while rows is None or rows:
-            batch, start = self._batch, self._at
-            if batch is None:
-                batch, start = next(self._batches, None), 0
-            if batch is None:
+            if self._chunk is None:
+                self._chunk, self._at = next(self._chunks, None), 0
+            if self._chunk is None:
                 return
-            stop = batch.num_rows if rows is None else min(batch.num_rows, start + rows)
-            rows = None if rows is None else rows - (stop - start)
-            self._batch, self._at = (batch, stop) if stop < batch.num_rows else (None, 0)
-            yield batch if stop - start == batch.num_rows else self._cut(batch, start, stop)
+            stop = self._chunk.num_rows if rows is None else min(self._chunk.num_rows, self._at + rows)
+            part = Part(self._chunk, self._at, stop)
+            self._at = stop
+            if stop == self._chunk.num_rows:
+                self._chunk = None
+            rows = None if rows is None else rows - part.num_rows
+            yield part
 
     def close(self) -> None:
         """Close the file."""
-        self._batches.close()  # type: ignore[attr-defined]
+        self._chunks.close()  # type: ignore[attr-defined]
 
 
 class SplitReads:
     """What reads the pieces of runs.
 
     Args:
-        begin: opens the split of a chain's first piece, given the number of the piece and the chain's slot.
-        cut: views the rows of a batch from one to another.
+        begin: reads and decodes the chain that a piece begins, given the number of the piece and the chain's slot.
         counted: False if a piece is all that its split has, whatever the runs say.
     """
 
-    def __init__(self, runs: Runs, chains: Chains, begin: Begin, cut: Cut, *, counted: bool) -> None:
+    def __init__(self, runs: Runs, chains: Chains, begin: Begin, *, counted: bool) -> None:
         self._runs = runs
         self._chains = chains
         self._begin = begin
-        self._cut = cut
         self._counted = counted
         self._lasts = frozenset(chains.last[chains.last >= 0].tolist())
         """The last piece of each chain, which takes all that is left: what ends with it is checked then."""
         self._open: dict[int, _SplitRead] = {}
         """The split that each slot has open."""
 
-    def in_turn(self) -> Generator[Iterator[pa.RecordBatch]]:
-        """Yield the batches of each piece; they are read when they are taken."""
+    def in_turn(self) -> Generator[Iterator[Part[Rows]]]:
+        """Yield the rows of each piece; they are read when they are taken."""
         try:
             for number in range(len(self._runs)):
                 yield self._take(number)
         finally:
             self._close()
 
-    def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[pa.RecordBatch]]:
-        """Yield the batches of each piece, which threads have read.
+    def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[Part[Rows]]]:
+        """Yield the rows of each piece, which threads have read.
 
         One call to a thread takes all pieces that view the same read: a call costs more than many views.
 
@@ -97,7 +97,7 @@ class SplitReads:
         with ExitStack() as stack:
             stack.callback(self._close)  # after the threads
             pool = stack.enter_context(Threads(threads, "table-loader-splits", joined=True))
-            begun: dict[int, Future[deque[list[pa.RecordBatch]]]] = {}
+            begun: dict[int, Future[deque[list[Part[Rows]]]]] = {}
             newest: dict[int, Event] = {}
             """Of each slot, whether its newest read is over; a future would keep what was read."""
             number = newest_taken = 0
@@ -109,10 +109,10 @@ class SplitReads:
                     begun[number] = pool.submit(self._take_after, before, newest[slot], calls[number])
                     number += 1
                 taken = result_of(begun[call])
-                batches = taken.popleft()
+                parts = taken.popleft()
                 if not taken:
                     del begun[call]
-                yield iter(batches)
+                yield iter(parts)
 
     def _calls(self, begins: NDArray[np.bool_]) -> tuple[list[list[int]], list[int]]:
         """Return the pieces of each call, ordered by their first ones, and the call of each piece.
@@ -131,7 +131,7 @@ class SplitReads:
             call_of.append(newest[slot])
         return calls, call_of
 
-    def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[pa.RecordBatch]]:
+    def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[Part[Rows]]]:
         """Take pieces of a split, after those before them in its slot, which began before."""
         try:
             if before is not None:
@@ -140,12 +140,12 @@ class SplitReads:
         finally:
             over.set()
 
-    def _take(self, number: int) -> Iterator[pa.RecordBatch]:
+    def _take(self, number: int) -> Iterator[Part[Rows]]:
         slot = int(self._chains.slot[number])
         if self._chains.last[number] >= 0:
             if (left := self._open.get(slot)) is not None:
                 left.close()
-            self._open[slot] = _SplitRead(self._begin(number, slot), self._cut)
+            self._open[slot] = _SplitRead(self._begin(number, slot))
         rows = int(self._runs.stop[number] - self._runs.start[number])
         return self._open[slot].take(rows if self._counted and number not in self._lasts else None)
 

@@ -90,6 +90,10 @@ class RowStage(ABC):
         """The bytes of a row that comes out, with what batches make of it; None if they are those of the live row."""
         return None
 
+    def of_size(self, row_bytes: int) -> RowStage:  # noqa: ARG002 most know it without the table
+        """Return the same stage, of which a row that comes out takes so many bytes, as was counted."""
+        return self
+
     @property
     def measured_by(self) -> str | None:
         """The list column from whose lengths `count_of` counts; None if rows must be looked at."""

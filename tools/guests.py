@@ -193,6 +193,14 @@ BESIDE = {
         ),
         ("tests/laws/test_value_sums.py", "tests/torch/test_measuring.py"),
     ),
+    "budgets": Beside(
+        "import pyarrow as pa\n"
+        "from torch_table_loader import Budget, StructuredDataset\n"
+        'StructuredDataset.from_arrow(pa.table({"x": [1]}), batch_size=Budget(tokens=8, length="x"))',
+        (),
+        ("tests/torch/test_budget_streams.py",),
+        (),
+    ),
     "text": Beside(
         "import pyarrow as pa\n"
         "from torch_table_loader import StructuredDataset\n"

@@ -58,6 +58,7 @@ GUESTS = {
     "orc": Guest("ORC", ("formats.orc",)),
     "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),
     "text": Guest("packing", ("text",)),
+    "budgets": Guest("batches by budget in streams", ("budgets",)),
     "statistics": Guest("statistics of columns", ("engine.measuring", "planning.value_sums")),
 }
 """All guests that come off; `tools/guests.py` takes them off, and says which parts are to follow."""

@@ -51,6 +51,7 @@ LEVELS = {
     "far": 5,
     "formats": 5,
     "testing": 6,
+    "budgets": 7,
     "delta": 7,
     "iceberg": 7,
     "integrations": 7,
@@ -62,7 +63,7 @@ LEVELS = {
 FACADE = 6
 """Any other module beside the rooms: dataset, loader, explain, …"""
 
-WITH_TORCH = ("batching", "engine", "integrations", "text")
+WITH_TORCH = ("batching", "budgets", "engine", "integrations", "text")
 """The rooms that import torch, beside the facade."""
 
 MOST_LINES_OF_A_FILE = 600
@@ -139,9 +140,7 @@ def inner_faults(entry: Import) -> Iterator[str]:
 def outer_faults(entry: Import) -> Iterator[str]:
     module, name = entry.importer, entry.target.partition(".")[0]
     room = room_of(module)
-    if name in ("torch", "torchvision") and not (
-        is_facade(module) or room in ("batching", "engine", "integrations", "text")
-    ):
+    if name in ("torch", "torchvision") and not (is_facade(module) or room in WITH_TORCH):
         yield f"imports {name}"
     if name in ("lightning", "transformers", "accelerate", "torchdata") and room != "integrations":
         yield f"imports {name}"

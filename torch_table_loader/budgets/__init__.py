@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from torch_table_loader.records import ReadTask
 
 
-def stage_of(samples: FilledSamples, table: pa.Schema, asked: Sequence[str], window: int | None) -> BatchesAsRows:
+def stage_of(samples: FilledSamples, table: pa.Schema, asked: Sequence[str]) -> BatchesAsRows:
     """Return the stage that makes batches of the rows of a table; a window shuffles batches."""
     from torch_table_loader.budgets.batches_as_rows import BatchesAsRows
 
-    del asked, window
+    del asked
     return BatchesAsRows(samples, table)
 
 

@@ -382,7 +382,11 @@ def test_a_window_is_permuted_whatever_the_chunks(length: int, window: int, firs
 
     batch = pa.record_batch({"x": np.arange(length), "t": pa.array([f"{i}" for i in range(length)], pa.string())})
     codec = make_codec(batch.schema, TypePolicy())
-    shuffle = WindowShuffle(codec, window, permutation_of, first)
+
+    def permute(index: int, rows: Any) -> Any:
+        return rows.take(permutation_of(index, rows.num_rows))
+
+    shuffle = WindowShuffle(codec, window, permute, first)
     runs = [run for chunk in _chunks(batch, cuts) for run in shuffle.push(codec.decode(chunk))]
     runs += shuffle.finish()
     came = [row for run in runs for out in run.batches(7) for row in out["x"].tolist()]

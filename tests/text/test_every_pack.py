@@ -79,7 +79,11 @@ def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
         "num_workers": draw(st.integers(0, 3)),
         "batch_size": draw(st.integers(1, 4)),
         "even_ranks": draw(st.sampled_from(even)),
-        **({"shuffle_buffer_size": draw(st.sampled_from([None, 2, 9]))} if issubclass(kind, PackedSplits) and whole else {}),
+        **(
+            {"shuffle_buffer_size": draw(st.sampled_from([None, 2, 9]))}
+            if issubclass(kind, PackedSplits) and whole
+            else {}
+        ),
     }
 
 

@@ -178,10 +178,6 @@ class RowsCodec(ABC, Generic[R]):
             TableError: a null in a column that may have none, or columns that are not the schema's.
         """
 
-    def sliced(self, batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
-        """View some rows of a record batch that is yet to be decoded."""
-        return batch.slice(start, stop - start)
-
     def permuted_runs(self, rows: R, order_of: Callable[[int], NDArray[np.int64]]) -> R:
         """Copy rows in another order, where the codec keeps runs together; padding comes last.
 
@@ -300,7 +296,7 @@ class CollectedParts(Collected[R]):
 
     @override
     def add(self, rows: R, start: int, stop: int) -> None:
-        part = rows.slice(start, stop)
+        part = rows if stop - start == rows.num_rows else rows.slice(start, stop)
         self._parts.append(self._codec.concat([part]) if 2 * part.num_rows <= rows.num_rows else part)
         self.num_rows += part.num_rows
 
@@ -434,9 +430,7 @@ class WindowShuffle(Generic[R]):
 
     __slots__ = ("_codec", "_index", "_permute", "_waiting", "_window")
 
-    def __init__(
-        self, codec: RowsCodec[R], window: int, permute: Callable[[int, R], R], first_window: int = 0
-    ) -> None:
+    def __init__(self, codec: RowsCodec[R], window: int, permute: Callable[[int, R], R], first_window: int = 0) -> None:
         self._codec = codec
         self._window = window
         self._permute = permute

@@ -27,7 +27,6 @@ from torch_table_loader.text.token_rows import (
     columns_of_parts,
     parts_of_sequences,
     parts_of_tokens,
-    rows_of_tokens,
     runs_of,
     sequences_of,
     tokens_are_rows,
@@ -143,7 +142,7 @@ class PackedCodec(RowsCodec[PackedRows]):
             tokens = [_padded(column, self.width) for column in cut]
             parts = parts_of_sequences(batch.column(DOCUMENTS), self.width)
         rows = PackedRows(self, batch.num_rows, tokens, parts)
-        if PADDING_COLUMN not in self._schema.names:
+        if PADDING_COLUMN not in batch.schema.names:
             return rows
         return self.padded(rows, batch.column(PADDING_COLUMN).to_numpy(zero_copy_only=False))
 
@@ -178,14 +177,6 @@ class PackedCodec(RowsCodec[PackedRows]):
         at = layout.at[number] % self.width + np.arange(len(rows)).repeat(count) * self.width
         columns = None if parts.columns is None else parts.columns.take(pa.array(layout.owner[number]))
         return Parts(at, layout.length[number], layout.start[number], behind[number], columns)
-
-    @override
-    def sliced(self, batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
-        if not self._tokens_are_rows:
-            return batch.slice(start, stop - start)
-        tokens = [numbers_of(column) for column in batch.columns[: len(self._names)]]
-        parts = self.cut(tokens, parts_of_tokens(batch.column(DOCUMENTS)), start, stop)
-        return rows_of_tokens([values[start:stop] for values in tokens], parts, batch.schema)
 
     @override
     def permuted_runs(self, rows: PackedRows, order_of: Callable[[int], Ints]) -> PackedRows:

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.engine.sizing import reads_ahead
@@ -16,38 +17,39 @@ from torch_table_loader.engine.sizing import reads_ahead
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.rows import Rows
     from torch_table_loader.planning.runs import Chains, Runs
 
-    Begin = Callable[[int, int], Iterator[pa.RecordBatch]]
-    Cut = Callable[[pa.RecordBatch, int, int], pa.RecordBatch]
+    Read: TypeAlias = pa.RecordBatch | Rows
+    """Rows of a split that were read together."""
+
+    Begin = Callable[[int, int], Iterator[Read]]
 
 
 class _SplitRead:
     """A split that is read a piece at a time."""
 
-    __slots__ = ("_at", "_batch", "_batches", "_cut")
+    __slots__ = ("_at", "_batches", "_rest")
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], cut: Cut) -> None:
+    def __init__(self, batches: Iterator[Read]) -> None:
         self._batches = batches
-        self._cut = cut
-        self._batch: pa.RecordBatch | None = None
+        self._rest: Read | None = None
         self._at = 0
 
-    def take(self, rows: int | None) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: int | None) -> Iterator[Read]:
         """Yield the next rows; None for all that are left."""
         while rows is None or rows:
-            batch, start = self._batch, self._at
+            batch, start = self._rest, self._at
             if batch is None:
                 batch, start = next(self._batches, None), 0
             if batch is None:
                 return
             stop = batch.num_rows if rows is None else min(batch.num_rows, start + rows)
             rows = None if rows is None else rows - (stop - start)
-            self._batch, self._at = (batch, stop) if stop < batch.num_rows else (None, 0)
-            yield batch if stop - start == batch.num_rows else self._cut(batch, start, stop)
+            self._rest, self._at = (batch, stop) if stop < batch.num_rows else (None, 0)
+            yield batch if stop - start == batch.num_rows else _cut(batch, start, stop)
 
     def close(self) -> None:
         """Close the file."""
@@ -59,22 +61,20 @@ class SplitReads:
 
     Args:
         begin: opens the split of a chain's first piece, given the number of the piece and the chain's slot.
-        cut: views the rows of a batch from one to another.
         counted: False if a piece is all that its split has, whatever the runs say.
     """
 
-    def __init__(self, runs: Runs, chains: Chains, begin: Begin, cut: Cut, *, counted: bool) -> None:
+    def __init__(self, runs: Runs, chains: Chains, begin: Begin, *, counted: bool) -> None:
         self._runs = runs
         self._chains = chains
         self._begin = begin
-        self._cut = cut
         self._counted = counted
         self._lasts = frozenset(chains.last[chains.last >= 0].tolist())
         """The last piece of each chain, which takes all that is left: what ends with it is checked then."""
         self._open: dict[int, _SplitRead] = {}
         """The split that each slot has open."""
 
-    def in_turn(self) -> Generator[Iterator[pa.RecordBatch]]:
+    def in_turn(self) -> Generator[Iterator[Read]]:
         """Yield the batches of each piece; they are read when they are taken."""
         try:
             for number in range(len(self._runs)):
@@ -82,7 +82,7 @@ class SplitReads:
         finally:
             self._close()
 
-    def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[pa.RecordBatch]]:
+    def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[Read]]:
         """Yield the batches of each piece, which threads have read.
 
         One call to a thread takes all pieces that view the same read: a call costs more than many views.
@@ -97,7 +97,7 @@ class SplitReads:
         with ExitStack() as stack:
             stack.callback(self._close)  # after the threads
             pool = stack.enter_context(Threads(threads, "table-loader-splits", joined=True))
-            begun: dict[int, Future[deque[list[pa.RecordBatch]]]] = {}
+            begun: dict[int, Future[deque[list[Read]]]] = {}
             newest: dict[int, Event] = {}
             """Of each slot, whether its newest read is over; a future would keep what was read."""
             number = newest_taken = 0
@@ -131,7 +131,7 @@ class SplitReads:
             call_of.append(newest[slot])
         return calls, call_of
 
-    def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[pa.RecordBatch]]:
+    def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[Read]]:
         """Take pieces of a split, after those before them in its slot, which began before."""
         try:
             if before is not None:
@@ -140,18 +140,24 @@ class SplitReads:
         finally:
             over.set()
 
-    def _take(self, number: int) -> Iterator[pa.RecordBatch]:
+    def _take(self, number: int) -> Iterator[Read]:
         slot = int(self._chains.slot[number])
         if self._chains.last[number] >= 0:
             if (left := self._open.get(slot)) is not None:
                 left.close()
-            self._open[slot] = _SplitRead(self._begin(number, slot), self._cut)
+            self._open[slot] = _SplitRead(self._begin(number, slot))
         rows = int(self._runs.stop[number] - self._runs.start[number])
         return self._open[slot].take(rows if self._counted and number not in self._lasts else None)
 
     def _close(self) -> None:
         for each in self._open.values():
             each.close()
+
+
+def _cut(batch: Read, start: int, stop: int) -> Read:
+    if isinstance(batch, pa.RecordBatch):
+        return batch.slice(start, stop - start)
+    return batch.slice(start, stop)
 
 
 def _reads_before(row: NDArray[np.int64], read_rows: int) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -260,19 +260,34 @@ class StreamWork(LaneWork):
         """Read and decode pieces in order; the function says which of the rows from one to another are padding."""
         chains = runs.chains()
 
-        def begin(number: int, slot: int) -> Iterator[pa.RecordBatch]:
-            return read(self._task_of(segments, runs, number, chains.last[number]), slot)
+        def begin(number: int, slot: int) -> Iterator[Any]:
+            batches = read(self._task_of(segments, runs, number, chains.last[number]), slot)
+            if not self.codec.keeps_runs:
+                return batches
+            return self._each_decoded(batches, segments, int(runs.split[number]))
 
-        reads = SplitReads(runs, chains, begin, self.codec.sliced, counted=self.plan.counted)
+        reads = SplitReads(runs, chains, begin, counted=self.plan.counted)
         mixes = self.plan.deals and self.readers
         at, pieces = 0, reads.side_by_side(self.readers, self.read_rows) if mixes else reads.in_turn()
         with closing(pieces):
             for split, piece in zip(runs.split.tolist(), pieces, strict=True):
                 for batch in piece:
                     start, at = at, at + batch.num_rows
-                    if self.marks_padding:
-                        batch = batch.append_column(_PADDING, pa.array(is_padding(start, at)))  # noqa: PLW2901
-                    yield self._decoded(batch, segments, split)
+                    padding = is_padding(start, at) if self.marks_padding else None
+                    yield self._rows_of(batch, segments, split, padding)
+
+    def _rows_of(self, batch: Any, segments: SegmentTable, split: int, padding: NDArray[np.bool_] | None) -> Rows:
+        """Return what was read as rows, of which some may be padding."""
+        if self.codec.keeps_runs:
+            return cast("Rows", batch if padding is None else self.codec.padded(batch, padding))
+        if padding is not None:
+            batch = batch.append_column(_PADDING, pa.array(padding))
+        return self._decoded(batch, segments, split)
+
+    def _each_decoded(self, batches: Iterator[pa.RecordBatch], segments: SegmentTable, split: int) -> Generator[Rows]:
+        with closing(batches):  # type: ignore[type-var]
+            for batch in batches:
+                yield self._decoded(batch, segments, split)
 
     def _decoded(self, batch: pa.RecordBatch, segments: SegmentTable, split: int) -> Rows:
         try:

@@ -95,9 +95,8 @@ def test_memory_sizes_windows_of_documents_that_span_row_groups(table: Path) -> 
 
 
 def test_a_window_of_so_many_documents_is_counted_in_tokens(table: Path) -> None:
-    notes = (
-        StructuredDataset(str(table), pack=Pack(seq_len=48), shuffle=True, shuffle_buffer_size=1_000).explain().notes
-    )
+    options: dict[str, Any] = {"pack": Pack(seq_len=48), "batch_size": 16, "shuffle_buffer_size": 1_000}
+    notes = StructuredDataset(str(table), shuffle=True, **options).explain().notes
     [told] = [note for note in notes if "side by side" in note]
     tokens = int(told.split("windows of ")[1].split(" tokens")[0].replace(",", ""))
     assert 9_000 < tokens < 15_000

@@ -97,6 +97,10 @@ class RowStage(ABC):
         """The bytes of a row that comes out, with what batches make of it; None if they are those of the live row."""
         return None
 
+    def of_size(self, row_bytes: int) -> RowStage:  # noqa: ARG002 most know it without the table
+        """Return the same stage, of which a row that comes out takes so many bytes, as was counted."""
+        return self
+
     @property
     def held_bytes(self) -> int:
         """The bytes of a row that comes out, before batches are made of it."""

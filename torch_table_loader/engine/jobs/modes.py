@@ -100,6 +100,11 @@ def open_stream(
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
+    if options.samples.are_batches and stage is not None:
+        segments = planner.plan(planner.start(0), ranks.rank).segments
+        options.samples.warn_of(planner.made_of(segments))
+        batches = int(segments.live_rows.sum())
+        stage = stage.of_size(row_bytes * -(-table.layout.num_rows // max(1, batches)))
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
     held = table.open_bytes(columns, read_rows, row_bytes)
     units = Units(0, row_bytes, 0)

@@ -431,13 +431,17 @@ class StreamJob(Job):
 
     @override
     def num_rows(self, epoch: int) -> int | None:
-        live = self.planner.plan(self.start(epoch), self.rank).segments.live_rows
+        segments = self.planner.plan(self.start(epoch), self.rank).segments
+        live = segments.live_rows
         whole_table = self.strategy.cuts and self.planner.counted and bool((live >= 0).all())
-        return int(live.sum()) if whole_table else None
+        if not whole_table:
+            return None
+        made = self.planner.made_of(segments) if self.samples.are_batches else None
+        return int(live.sum()) if made is None else made.rows_held
 
     @override
     def num_samples(self, epoch: int) -> int | None:
-        if self.samples.are_rows:
+        if self.samples.are_rows or self.samples.are_batches:
             return self.num_rows(epoch)
         start = self.start(epoch)
         counts = self._counts_of(start, self.planner.plan(start, self.rank))

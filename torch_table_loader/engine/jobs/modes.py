@@ -19,6 +19,7 @@ from torch_table_loader.engine.jobs.resolve import (
     with_windows,
 )
 from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.jobs.stream_memory import block_bytes
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import ROW_ID
@@ -98,15 +99,17 @@ def open_stream(
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
+    rows, of_rows = table.layout.num_rows, row_bytes
     if options.samples.are_batches and stage is not None:
         segments = planner.plan(planner.start(0), ranks.rank).segments
         options.samples.warn_of(planner.made_of(segments))
         batches = int(segments.live_rows.sum())
-        stage = stage.of_size(row_bytes * -(-table.layout.num_rows // max(1, batches)))
+        stage, rows = stage.of_size(row_bytes * -(-rows // max(1, batches))), batches
+        of_rows = stage.row_bytes or row_bytes
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
-    held = table.open_bytes(columns, read_rows, row_bytes)
-    planner = with_windows(with_mixing(planner, options, row_bytes, held), options, row_bytes, stage)
-    if (mixing := planner.topology.mixing) is not None and read_rows < largest:
+    held = table.open_bytes(columns, read_rows, row_bytes) + block_bytes(stage, row_bytes)
+    planner = with_windows(with_mixing(planner, options, rows, of_rows, held), options, row_bytes, stage)
+    if (mixing := planner.topology.mixing) is not None and read_rows < largest and stage is None:
         read_rows = min(read_rows, max(1, mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
     most = {"max_rows": read_rows, "max_bytes": options.memory}

@@ -108,7 +108,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     Raises:
         ConfigError: it cannot do what another option asks.
     """
-    cuts_small = options.may_mix and options.samples.are_rows and options.split_size is None
+    cuts_small = options.may_mix and options.samples.why_not_mixed is None and options.split_size is None
     arguments = {
         "shuffle": bool(options.shuffle),
         "seed": options.shuffle_seed,
@@ -279,10 +279,11 @@ def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
     return None
 
 
-def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int, held: int) -> Planner:
+def with_mixing(planner: Planner, options: LoaderOptions, rows: int, row_bytes: int, held: int) -> Planner:
     """Let a planner mix splits, if that was asked for.
 
     Args:
+        rows: those of the stream, over all ranks.
         row_bytes: decoded bytes of a row, about.
         held: bytes that an open split holds.
 
@@ -296,8 +297,7 @@ def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int, held: 
             return planner
         raise ConfigError(f'shuffle="mixed" mixes rows of several splits, but {reason}, or pass shuffle="splits"')
     topology = planner.topology
-    rows = planner.layout.num_rows // topology.num_ranks
-    window = mixing_of(row_bytes, rows, topology.batch_size, options.window, held, options.memory)
+    window = mixing_of(row_bytes, rows // topology.num_ranks, topology.batch_size, options.window, held, options.memory)
     return planner.with_topology(replace(topology, lanes=1, shuffle_buffer_size=window))
 
 

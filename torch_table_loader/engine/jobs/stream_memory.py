@@ -54,9 +54,17 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
     if reading.stage is None or job.batches_at_once is None:
         return held, open_bytes
-    documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
+    documents = max(2 * reading.rows * job.row_bytes, block_bytes(reading.stage, job.row_bytes))
     batches = batches_in_flight(options, job.batches_at_once, job.blocks)
+    if job.topology.mixing is not None:  # each split has a block of its own
+        documents *= min(job.topology.mixing.splits, len(planned.segments.splits)) + 2 + reads_ahead(reading.threads)
+        window = mixed_rows_in_flight(options, window, reading.codec.dealing_copies(window), job.blocks)
     return (window + batches * options.batch_rows) * job.unit_bytes, open_bytes + documents
+
+
+def block_bytes(stage: RowStage | None, row_bytes: int) -> int:
+    """Return what the rows that a stage takes together hold, as they are and as what is made of them."""
+    return 0 if stage is None else 2 * (stage.block_rows or 0) * row_bytes
 
 
 def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:

@@ -49,9 +49,6 @@ class Samples:
     guest: ClassVar[str] = ""
     """The guest that makes samples that are no rows."""
 
-    why_not_mixed: ClassVar[str | None] = None
-    """What keeps rows of several splits from being mixed, with the remedy; None if nothing does."""
-
     @property
     def parts(self) -> Any:
         """The door of the guest, which reads samples that are no rows; see `torch_table_loader.text`."""

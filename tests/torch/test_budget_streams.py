@@ -156,13 +156,16 @@ def test_filters_columns_and_row_ids(table: str) -> None:
         assert all(is_within(batch["x"].tolist()) for batch in found)
 
 
-def test_rows_of_names_the_rows_of_a_step(table: str) -> None:
-    loader = make(table, shuffle=True)
-    spans = loader.rows_of(3)
-    found = list(take(loader))
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_rows_of_names_the_rows_of_a_step(table: str, order: Any) -> None:
+    loader = make(table, **order)
     firsts = {"00000.parquet": 0, "00300.parquet": 300, "00301.parquet": 301}
-    told = [firsts[span.file] + row for span in spans for row in range(span.row_start, span.row_stop)]
-    assert sorted(told) == sorted(found[3])
+    told = [
+        sorted(firsts[span.file] + row for span in loader.rows_of(step) for row in range(span.row_start, span.row_stop))
+        for step in (0, 3, len(loader) - 1)
+    ]
+    found = list(take(loader))
+    assert told == [sorted(found[step]) for step in (0, 3, -1)]
 
 
 def test_explain_says_how_full_batches_are(table: str) -> None:

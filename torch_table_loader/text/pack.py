@@ -508,7 +508,6 @@ class PackedSamples(Samples):
     records: ClassVar[tuple[str, ...]] = ("packing",)
     option: ClassVar[str | None] = "pack"
     guest: ClassVar[str] = "text"
-    why_not_mixed: ClassVar[str | None] = "pack= makes sequences of the rows of each split: leave pack out"
 
     @property
     @override

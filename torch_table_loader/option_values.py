@@ -257,6 +257,9 @@ class Budget:
     A row that does not fit waits, and is the first of the next batch; while at most 16 wait, rows behind them may fill
     the room that is left. A state goes on with the same budget, on any number of ranks.
 
+    In a stream the rows of a batch are of one block: 4,096 rows of a row group, or `similar` of them. Each block ends
+    with a batch that may be short, and the batches are shuffled, within blocks and as ``shuffle=`` asks.
+
     Args:
         tokens: the most tokens of a batch.
         length: the column that says how many tokens a row has: integers, or lists, whose values are counted.

@@ -97,7 +97,7 @@ class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
     batch_size: int | Budget = _option(1024, BATCHES, checks.batch_size, mixture="job")
-    """Rows per batch on this rank; with shuffle="rows", a `Budget` of tokens instead; see
+    """Rows per batch on this rank; or a `Budget` of tokens; see
     docs/language-models.md#batches-by-tokens."""
 
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(

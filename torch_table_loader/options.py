@@ -23,7 +23,6 @@ from torch_table_loader.option_values import (
     Budget,
     ColumnFunctions,
     ColumnsOption,
-    FilledSamples,
     Pad,
     RaggedOption,
     RemoteOptions,
@@ -34,7 +33,7 @@ from torch_table_loader.option_values import (
     as_row_store,
     names_of,
 )
-from torch_table_loader.samples import LENGTH, ONE_BY_ONE, Samples, SamplesOption
+from torch_table_loader.samples import LENGTH, ONE_BY_ONE, FilledSamples, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes

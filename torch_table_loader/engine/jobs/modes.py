@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.read.row_stage import RowStage
@@ -101,10 +102,7 @@ def open_stream(
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
     if options.samples.are_batches and stage is not None:
-        segments = planner.plan(planner.start(0), ranks.rank).segments
-        options.samples.warn_of(planner.made_of(segments))
-        batches = int(segments.live_rows.sum())
-        stage = stage.of_size(row_bytes * -(-table.layout.num_rows // max(1, batches)))
+        stage = _sized(stage, planner, options, row_bytes)
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
     held = table.open_bytes(columns, read_rows, row_bytes)
     units = Units(0, row_bytes, 0)
@@ -144,6 +142,13 @@ def open_stream(
     planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
     job.refuse_beyond_memory()
     return job
+
+
+def _sized(stage: RowStage, planner: Planner, options: LoaderOptions, row_bytes: int) -> RowStage:
+    """Return a stage whose rows are batches, which knows what they take, and warn of what they hold."""
+    segments = planner.plan(planner.start(0), 0).segments
+    options.samples.warn_of(planner.made_of(segments))
+    return stage.of_size(row_bytes * -(-planner.layout.num_rows // max(1, int(segments.live_rows.sum()))))
 
 
 def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:

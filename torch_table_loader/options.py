@@ -23,7 +23,6 @@ from torch_table_loader.option_values import (
     Budget,
     ColumnFunctions,
     ColumnsOption,
-    FilledSamples,
     Pad,
     RaggedOption,
     RemoteOptions,
@@ -34,7 +33,7 @@ from torch_table_loader.option_values import (
     as_row_store,
     names_of,
 )
-from torch_table_loader.samples import LENGTH, ONE_BY_ONE, Samples, SamplesOption
+from torch_table_loader.samples import LENGTH, ONE_BY_ONE, FilledSamples, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
@@ -97,7 +96,7 @@ class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
     batch_size: int | Budget = _option(1024, BATCHES, checks.batch_size, mixture="job")
-    """Rows per batch on this rank; with shuffle="rows", a `Budget` of tokens instead; see
+    """Rows per batch on this rank; or a `Budget` of tokens; see
     docs/language-models.md#batches-by-tokens."""
 
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(

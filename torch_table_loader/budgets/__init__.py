@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch_table_loader.budgets.filled_codec import FilledCodec
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
-    from torch_table_loader.option_values import FilledSamples
     from torch_table_loader.planning.stages import StreamPosition
+    from torch_table_loader.samples import FilledSamples
 
 
 def stage_of(samples: FilledSamples, table: pa.Schema, asked: Sequence[str]) -> BatchesAsRows:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
-    from torch_table_loader.option_values import FilledSamples
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.stages import StreamPosition
+    from torch_table_loader.samples import FilledSamples
 
     Ints: TypeAlias = NDArray[np.int64]
 

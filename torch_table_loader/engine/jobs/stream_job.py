@@ -453,7 +453,7 @@ class StreamJob(Job):
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
         codec = self._codec(self.schema(start), self._options_at(start))
-        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec)
+        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec, self.units)
         of_lane, opened = lane_bytes(self, reading, planned)
         fetched, held = None, 0
         if self.is_far:

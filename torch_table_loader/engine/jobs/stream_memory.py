@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.planner import PlannedStream
-    from torch_table_loader.engine.jobs.stream_job import StreamJob
+    from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.table import Table
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.read.row_stage import RowStage
@@ -30,6 +31,7 @@ class Reading(NamedTuple):
         rows: that it reads at a time, of these columns.
         threads: that read splits side by side, where they are mixed; else 0.
         codec: of the rows.
+        units: what batches count.
     """
 
     table: Table
@@ -38,9 +40,10 @@ class Reading(NamedTuple):
     stage: RowStage | None
     threads: int
     codec: RowsCodec[Any]
+    units: Units
 
 
-def lane_bytes(job: StreamJob, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
+def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
     options, window, opened = job.options, planned.plan.window or 0, 1
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
@@ -64,13 +67,13 @@ def lane_bytes(job: StreamJob, reading: Reading, planned: PlannedStream) -> tupl
     return window * job.unit_bytes + made, open_bytes + documents
 
 
-def _mixed_bytes(job: StreamJob, reading: Reading, planned: PlannedStream, opened: int) -> int:
+def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:
     """Return what a lane may hold of its rows where it mixes splits, of which so many are open: windows, and reads.
 
     A piece of a window keeps the whole read that it views. Two reads are in use beside those of the open splits, others
     wait, and a piece may span several. Decoded rows have a null bit for each column.
     """
-    window, units = planned.plan.window or 0, job.units
+    window, units = planned.plan.window or 0, reading.units
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)
     most = min(reading.rows, units.in_rows(int(planned.segments.live_rows.max(initial=0))))
     read = (opened + 2 + reads_ahead(reading.threads)) * most + units.in_rows(window // max(1, opened))

@@ -99,7 +99,7 @@ def test_without_a_limit_memory_is_divided_as_of_one_gibibyte(table: Path) -> No
 def test_the_order_depends_on_the_memory_alone_and_not_on_the_machine(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"shuffle": True, "shuffle_buffer_size": "24MiB"}
+    options: dict[str, Any] = {"shuffle": True, "shuffle_buffer_size": "25MiB"}
     found = ids(table, **options)
     assert sorted(row for batch in found for row in batch) == list(range(FILES * ROWS))
     assert found != ids(table, shuffle=True)

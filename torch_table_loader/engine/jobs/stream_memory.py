@@ -47,7 +47,8 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
     options, window, opened = job.options, planned.plan.window or 0, 1
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
-    rows = rows_in_flight(options, max(window, reading.rows), job.blocks) + 2 * window + min(window, reading.rows)
+    most = max(window, reading.rows, options.most_rows)
+    rows = rows_in_flight(options, most, job.blocks) + 2 * window + min(window, reading.rows)
     held = rows * job.row_bytes
     if (mixing := job.topology.mixing) is not None:
         opened = min(mixing.splits, len(planned.segments.splits))

@@ -12,6 +12,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_twice
 from torch_table_loader.samples import LENGTH, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule, as_schedule
+from torch_table_loader.text.parameters import takes_epoch
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -463,6 +464,19 @@ class Pack(SamplesOption):
         """Return what is read: the columns that are cut, spans and lengths, and what the caller named beyond."""
         own = [*self.stored_columns, *self.spans, *([] if self.lengths is None else [self.lengths])]
         return [*own, *(name for name in asked or () if name not in own)]
+
+    @override
+    def check_mixed(self) -> None:
+        if self.balance is not None:
+            raise ConfigError(
+                f"a mixture deals sequences in turn, got balance={self.balance!r}; leave balance out of the packs of "
+                "its sources"
+            )
+        if takes_epoch(self.documents):
+            raise ConfigError(
+                "a mixture goes round its sources within an epoch, each time with as many sequences, and documents= "
+                "takes the epoch, so that each has others; leave that parameter out, or read the table alone"
+            )
 
     @override
     def check_beside(self, options: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
-    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.stages import StreamPosition
     from torch_table_loader.records import ReadTask
     from torch_table_loader.text.pack import Pack
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 
-def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, seq_len: int) -> Ints:
+def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: EpochKey, seq_len: int) -> Ints:
     """Return the row id of each document in each sequence of a packed stream; this reads the documents.
 
     Args:
@@ -53,5 +53,5 @@ def counts_of(job: StreamJob, start: StreamPosition, planned: PlannedStream) -> 
         return PackCounts(pack.width, sequences, sum(tokens), None, None)
     if job.num_rows(start.epoch) is None:
         return PackCounts(pack.width, *nobody_knows)
-    found = cast("PackCounts | None", planner.made_of(planned.segments))
+    found = cast("PackCounts | None", planner.made_of(planned.segments, start.epoch))
     return found or PackCounts(pack.width, int(planned.segments.live_rows.sum()), *nobody_knows[1:])

@@ -25,7 +25,7 @@ from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import did_you_mean, warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
-from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.keys import stage_key
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.rows_of import (
     LiveSpan,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.saved_state import Kind, SavedState
-    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.strategies import Strategy
@@ -272,7 +272,9 @@ class StreamJob(Job):
     def work(self, position: StreamPosition) -> StreamWork:
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
-            reader = reader.of_epoch(self._stage_key(position.epoch), shuffle=bool(self.options.shuffle))
+            reader = reader.of_epoch(
+                stage_key(self.options.shuffle_seed, position.epoch), shuffle=bool(self.options.shuffle)
+            )
         segments = planned.segments
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
@@ -311,10 +313,10 @@ class StreamJob(Job):
         pieces = runs_of_batch(*about, step)
         tasks = (segments.task(*run) for segments, runs in pieces for run in runs)
         width = planned.plan.batch_size // self.options.most_rows
-        ids = self.rows_under(tasks, self._stage_key(position.epoch), width)
+        ids = self.rows_under(tasks, stage_key(self.options.shuffle_seed, position.epoch), width)
         return spans_of_ids(self.table.layout, ids)[:most]
 
-    def rows_under(self, tasks: Iterable[ReadTask], key: Key, width: int) -> Ints:
+    def rows_under(self, tasks: Iterable[ReadTask], key: EpochKey, width: int) -> Ints:
         """Return the row id of each row of the table under each sample; this reads the rows.
 
         Args:
@@ -324,10 +326,6 @@ class StreamJob(Job):
         """
         found: Ints = self.samples.parts.rows_under(self, tasks, key, width)
         return found
-
-    def _stage_key(self, epoch: int) -> Key:
-        """Return what decides by chance how samples are made in an epoch."""
-        return derive_key(self.options.shuffle_seed, epoch, "packs")
 
     @override
     def file_of(self, position: StreamPosition) -> str | None:

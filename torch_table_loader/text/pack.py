@@ -126,10 +126,11 @@ class Pack(SamplesOption):
         documents: a function that changes documents before they are cut, such as one that masks tokens, moves them for
             fill in the middle, or leaves a document out by giving it no token. It takes a ``pyarrow.RecordBatch`` with
             the columns that are cut and ``seed``, int64: one seed for each document and epoch, whatever the ranks and
-            workers. It returns one with the same columns and rows, without ``seed``. Threads call it side by side. How
-            many tokens a document has then must not depend on its seed. With ``shuffle="rows"`` it runs when the row
-            store is built, with the same seeds for every epoch. States and caches know it by its module and name: give
-            a changed function another name.
+            workers. It returns one with the same columns and rows, without ``seed``. Threads call it side by side. If
+            it has a parameter ``epoch``, a document may have another number of tokens in each: these are counted before
+            the epoch, and with ``shuffle="rows"`` it runs after the gather. Else how many must not depend on the seed,
+            and with ``shuffle="rows"`` it runs when the row store is built, with the same seeds for every epoch. States
+            and caches know it by its module and name: give a changed function another name.
         same_lengths: `documents` returns as many tokens for each document as it was given, so that it need not be
             called to count them. Another number is an error.
         context: this rank and the number of ranks that share each sequence under context parallelism, such as ``(0,

@@ -171,7 +171,7 @@ class Pack(SamplesOption):
     lengths: str | None = None
     balance: PackBalance | None = None
     stride: int | None = None
-    documents: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    documents: Callable[..., pa.RecordBatch] | None = None
     same_lengths: bool = False
     context: Any = None
     context_order: ContextOrder = "balanced"
@@ -481,10 +481,10 @@ class Pack(SamplesOption):
 
     @override
     def check_beside(self, options: Mapping[str, Any]) -> None:
-        if options["weights"] is not None:
+        if options["weights"] is not None and not self.permutes_documents:
             raise ConfigError(
-                "weights draws rows, and pack makes sequences of each document once; leave one of them out, or weight "
-                "whole tables of documents with MixedDataset(sources, weights)"
+                'weights repeats documents, but strategy="windows" cuts tokens without regard to documents; use '
+                'strategy="concat", or leave weights out'
             )
         if options["output_format"] not in ("torch", "numpy"):
             raise ConfigError(
@@ -523,7 +523,6 @@ class PackedSamples(Samples):
     records: ClassVar[tuple[str, ...]] = ("packing",)
     option: ClassVar[str | None] = "pack"
     guest: ClassVar[str] = "text"
-    why_not_mixed: ClassVar[str | None] = "pack= makes sequences of the rows of each split: leave pack out"
 
     @property
     @override

@@ -19,9 +19,10 @@ from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lists import Slices
+from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.text.pack_counts import PackCounts
-from torch_table_loader.text.sequence_orders import Anchor, SequenceOrder, attention_costs, balanced
+from torch_table_loader.text.sequence_orders import Anchor, Drawn, SequenceOrder, attention_costs, balanced
 from torch_table_loader.text.slices import in_order
 from torch_table_loader.text.token_rows import Parts, columns_of_parts, rows_of_sequences
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.ranges import Fetcher
     from torch_table_loader.store.gather import StoredRows
     from torch_table_loader.text.slices import Windows
@@ -50,6 +52,8 @@ class PackedStream(TurnStream):
 
     Args:
         schema: of what comes out, from `schema_of_sequences`; a column `row_id` is the documents' row ids.
+        rows: the documents that are left, or are drawn of them.
+        most: so many of them come at most.
         source: the name of a source of a mixture, which goes round and round; None for a table alone.
         origin: tokens that come before the first sequence of a round, since they came as sequences of another length;
             only of "concat". Of a source it may be negative, and sequences that begin before token 0 do not come.
@@ -60,7 +64,8 @@ class PackedStream(TurnStream):
         self,
         tokens: StoredTokens,
         schema: pa.Schema,
-        remaining: Remaining,
+        rows: Remaining | WeightedRows,
+        most: int | None = None,
         *,
         seed: int,
         epoch: int,
@@ -72,7 +77,7 @@ class PackedStream(TurnStream):
         """Order nothing yet."""
         self.tokens = tokens
         self._schema = schema
-        self._remaining = remaining
+        self._rows, self._count = rows, rows.num_rows if most is None else min(most, rows.num_rows)
         self._seed, self._epoch, self._source = seed, epoch, source
         self._constants = constants or {}
         self._origin, self._since = origin, since
@@ -87,6 +92,11 @@ class PackedStream(TurnStream):
     def stores(self) -> Sequence[RowStoreHandle]:
         """The one store."""
         return [self.tokens.store]
+
+    @property
+    def documents(self) -> int:
+        """Documents of a round."""
+        return self._count
 
     @property
     def count(self) -> int:
@@ -148,7 +158,7 @@ class PackedStream(TurnStream):
     @cached_property
     def _gone(self) -> str:
         """A hash of the documents that are left out."""
-        return blake2b(self._remaining.gone.tobytes(), digest_size=16).hexdigest()
+        return blake2b(self._rows.gone.tobytes(), digest_size=16).hexdigest()
 
     def begin_at(self, anchor: list[int]) -> None:
         """Take what `anchor` returned as known.
@@ -189,7 +199,7 @@ class PackedStream(TurnStream):
     def counts(self) -> PackCounts:
         """Return what packing makes of the documents of an epoch; its order is walked to the end."""
         pack, lengths, dropped = self.tokens.pack, self.tokens.lengths, self.tokens.packer.dropped
-        too_long = sum(dropped(some) for _, some in lengths.batches()) - dropped(lengths.take(self._remaining.gone))
+        too_long = sum(dropped(lengths.take(some)) for some in self._drawn(0).blocks())
         made = PackCounts(pack.width, dropped=too_long)
         for first in range(0, self.count, _COUNTED_SEQUENCES):
             slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
@@ -284,10 +294,8 @@ class PackedStream(TurnStream):
         """Return the order of a round; the caller has the lock."""
         if (known := self._orders.get(number)) is not None:
             return known
-        purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
         origin = self._origin if number == self._since else 0
-        key, ends = derive_key(self._seed, self._epoch, purpose), self._ends.get(number)
-        made = self.tokens.order(self._remaining, key, ends, origin)
+        made = self.tokens.order(self._drawn(number), self._ends.get(number), origin)
         if made.ends is not None:
             self._ends[number] = made.ends
         if number in self._anchors:
@@ -296,6 +304,12 @@ class PackedStream(TurnStream):
             del self._orders[min(other for other in self._orders if other)]
         self._orders[number] = made
         return made
+
+    def _drawn(self, number: int) -> Drawn:
+        """Return the documents of a round."""
+        purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
+        permutation = Permutation(self._rows.num_rows, derive_key(self._seed, self._epoch, purpose))
+        return Drawn(self._rows, permutation, self._count, number)
 
     def _documents(self, rows: StoredRows, documents: Ints) -> pa.StructArray | None:
         """Return the other columns of documents, by their rows."""

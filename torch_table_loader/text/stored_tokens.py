@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.row_store import RowStoreHandle
-    from torch_table_loader.planning.exclusion import Remaining
-    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths, Slices
     from torch_table_loader.store.gather import ListValues, StoredRows
     from torch_table_loader.text.pack import Pack
     from torch_table_loader.text.packing import Packer
     from torch_table_loader.text.placed_documents import PlacedDocuments
+    from torch_table_loader.text.sequence_orders import Drawn
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -110,12 +109,12 @@ class StoredTokens:
         """The units of all documents, counted once; None if their order decides that."""
         return self.packer.units(self.lengths)
 
-    def order(self, remaining: Remaining, key: Key, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
+    def order(self, drawn: Drawn, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
         """Return an order of the sequences of some documents; see `SequenceOrder`."""
         if not self.pack.permutes_documents:
-            return SequenceOrder.of_windows(self.packer, self.lengths, key)
-        found = self.packer, self.lengths, remaining, key
-        return SequenceOrder.of_documents(*found, units=self.units, ends=ends, origin=origin)
+            return SequenceOrder.of_windows(self.packer, self.lengths, drawn.permutation.key)
+        units = self.units if drawn.each_once else None
+        return SequenceOrder.of_documents(self.packer, self.lengths, drawn, units=units, ends=ends, origin=origin)
 
     def parts(self, slices: Slices) -> TakenParts:
         """Return where the parts of documents under sequences are."""

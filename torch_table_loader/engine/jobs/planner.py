@@ -163,7 +163,7 @@ class Planner:
 
     def whole(self) -> SegmentTable:
         """Return the splits of a strategy that cuts, with the live rows of each, whichever rank reads it."""
-        return self._count(self._kept, None, np.arange(len(self._segments[None].splits)))
+        return self._count(self._kept_of(0), None, np.arange(len(self._segments[None].splits)))
 
     def made_of(self, segments: SegmentTable, epoch: int) -> SampleCounts | None:
         """Return what was counted of the samples that are made of some splits in an epoch."""

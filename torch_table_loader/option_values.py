@@ -314,9 +314,6 @@ class FilledSamples(Samples):
     are_rows: ClassVar[bool] = False
     are_batches: ClassVar[bool] = True
     guest: ClassVar[str] = "budgets"
-    why_not_mixed: ClassVar[str | None] = (
-        "batch_size=Budget(...) fills batches with rows of one split: pass a number of rows"
-    )
 
     def reads(self, asked: Sequence[str] | None) -> Sequence[str] | None:
         """Return the columns that are read, in order."""

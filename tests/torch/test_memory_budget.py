@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.shapes import as_a_store, held, own_pool
-from torch_table_loader import ConfigError, Explanation, Pack, StructuredDataset, TableError
+from torch_table_loader import ConfigError, Explanation, StructuredDataset, TableError
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 
 FILES, ROWS, COLUMNS = 8, 60_000, 8
@@ -131,11 +131,6 @@ def test_a_node_holds_what_all_of_its_ranks_hold(table: Path, monkeypatch: pytes
     one = told(table, shuffle=True, num_ranks=8, rank=3)
     assert (one.ranks_on_node, one.node_bound) == (8, 8 * one.memory_bound)
     assert "memory of the 8 ranks of this node at most" in str(one)
-
-
-def test_memory_says_nothing_of_documents_that_are_cut_anywhere() -> None:
-    with pytest.raises(ConfigError, match=r"counts documents; pass an int"):
-        StructuredDataset("docs", pack=Pack(seq_len=8, strategy="concat"), shuffle_buffer_size="1GiB")
 
 
 def test_less_is_fetched_ahead_where_memory_is_small(table: Path) -> None:

@@ -54,11 +54,13 @@ def lane_bytes(job: StreamJob, reading: Reading, planned: PlannedStream) -> tupl
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
     if reading.stage is None or job.batches_at_once is None:
         return held, open_bytes
-    documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
+    block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
+    documents = 2 * max(reading.rows, block) * job.row_bytes
     batches = batches_in_flight(options, job.batches_at_once, job.blocks)
     made = batches * options.batch_rows * job.unit_bytes
-    if job.topology.mixing is not None:
-        return held + made, open_bytes + documents
+    if job.topology.mixing is not None:  # each split that is open, or read ahead, has a block of its own
+        blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes
+        return held + made, open_bytes + documents + blocks
     return window * job.unit_bytes + made, open_bytes + documents
 
 

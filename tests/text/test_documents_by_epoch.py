@@ -35,6 +35,7 @@ from torch_table_loader import (
     ResumeError,
     StructuredDataset,
     TableError,
+    TableLoader,
 )
 
 MODES = [(shuffle, strategy) for shuffle in (False, True, "rows") for strategy in ("concat", "pad", "best_fit")]
@@ -201,6 +202,22 @@ def test_under_a_filter(table: str, shuffle: Any) -> None:
         loader.set_epoch(epoch)
         documents = expected(middle_filled, 11, epoch)
         assert taken([loader], documents) == all_places({row: each for row, each in documents.items() if row > 5})
+
+
+@pytest.mark.parametrize("shuffle", ["splits", "rows"])
+def test_parts_of_a_table_have_their_own(table: str, shuffle: Any) -> None:
+    with meant_warnings():
+        whole = StructuredDataset(
+            table, pack=pack_of(fim, "concat"), shuffle=shuffle, shuffle_seed=11, batch_size=2, check_plan=False
+        )
+        parts = whole.split({"train": 0.7, "test": 0.3}, by="row")
+    documents, found = expected(middle_filled, 11, 1), []
+    for part in parts.values():
+        loader = TableLoader(part)
+        loader.set_epoch(1)
+        found.append(taken([loader], documents))
+    assert found[0] + found[1] == all_places(documents)
+    assert all(found)
 
 
 def test_a_stream_that_is_not_counted_makes_the_same(table: str) -> None:

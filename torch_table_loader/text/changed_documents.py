@@ -72,9 +72,11 @@ class DocumentChange:
         Raises:
             ConfigError: the function failed, or did not return what it must.
         """
+        if not batch.num_rows:
+            return [pa.nulls(0, pa.large_list(kind)) for kind in self._kinds]
         given = self._given(batch, lists, key)
         found = self._returned(given, key.epoch)
-        if twice and self.by_epoch and batch.num_rows:
+        if twice and self.by_epoch:
             self._check_again(batch, given, found, key.epoch)
         return found
 

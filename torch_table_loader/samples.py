@@ -187,6 +187,14 @@ class SamplesOption(ABC):
         """
 
     @abstractmethod
+    def check_mixed(self) -> None:
+        """Refuse to be the samples of a source of a mixture.
+
+        Raises:
+            ConfigError: what the source asks for does not go with a mixture.
+        """
+
+    @abstractmethod
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return the same for a table with some columns.
 

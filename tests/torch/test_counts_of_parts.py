@@ -106,7 +106,7 @@ def counts(dataset: Any) -> Any:
         return dataset.job.live_starts.tolist()
     planner = dataset.job.planner
     whole = planner.whole()
-    return whole.live.tolist(), planner.made_of(whole), dataset.explain().live_rows
+    return whole.live.tolist(), planner.made_of(whole, 0), dataset.explain().live_rows
 
 
 def joined(filters: Any, by: Any, shares: dict[Any, float], part: Any) -> Any:

@@ -51,5 +51,4 @@ def counts_of_stream(job: StreamJob, start: StreamPosition, planned: PlannedStre
     """Return how full the batches of a table are."""
     from torch_table_loader.budgets.batches_as_rows import counts_of
 
-    del start
-    return counts_of(job, planned)
+    return counts_of(job, start.epoch, planned)

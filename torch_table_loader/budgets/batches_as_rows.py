@@ -173,9 +173,9 @@ def _listed(field: pa.Field) -> pa.Field:
     return pa.field(field.name, pa.large_list(values), nullable=False, metadata=field.metadata)
 
 
-def counts_of(job: StreamJob, planned: PlannedStream) -> BudgetCounts:
+def counts_of(job: StreamJob, epoch: int, planned: PlannedStream) -> BudgetCounts:
     """Return how full the batches of a table are."""
-    found = cast("BudgetCounts | None", job.planner.made_of(planned.segments))
+    found = cast("BudgetCounts | None", job.planner.made_of(planned.segments, epoch))
     return found or BudgetCounts(cast("BatchesAsRows", job.stage).budget.tokens, None, None, None, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
+    from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.ranges import FetchSettings
@@ -144,6 +146,16 @@ class LiveCounter:
         """Leave out the other parts, whose datasets stay in this process, and the progress bar."""
         reader = self._reader.counting([] if self._own.part is None else [self._own.part])
         return {**vars(self), "_reader": reader, "_all": {self._key: self._own}, "_progress": no_bar}
+
+    def of_epoch(self, key: EpochKey) -> LiveCounter:
+        """Return what counts in an epoch: this, unless a stage makes another number of rows in each."""
+        if not self._reader.counts_by_epoch:
+            return self
+        other, layout = copy.copy(self), self._table.layout
+        other._reader = self._reader.of_epoch(key, shuffle=False)
+        other._all = {name: Counts(layout, counts.part) for name, counts in self._all.items()}
+        other._own = other._all[self._key]
+        return other
 
     def count(self, segments: SegmentTable, splits: NDArray[np.int64]) -> SegmentTable:
         """Fill in the live rows of some splits, and of what else their row groups hold."""

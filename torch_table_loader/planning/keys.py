@@ -73,6 +73,24 @@ class Key:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class EpochKey(Key):
+    """The key of an epoch, which says its number."""
+
+    epoch: int
+
+    @classmethod
+    def of(cls, seed: int, epoch: int, purpose: str) -> EpochKey:
+        """Return what `derive_key` does, with the epoch."""
+        key = derive_key(seed, epoch, purpose)
+        return cls(key.rounds, key.hashing, key.swap, epoch)
+
+
+def stage_key(seed: int, epoch: int) -> EpochKey:
+    """Return what decides by chance what a stage makes of rows in an epoch."""
+    return EpochKey.of(seed, epoch, "packs")
+
+
 def derive_key(seed: int, epoch: int, purpose: str) -> Key:
     """Hash (seed, epoch, purpose) to a key; a difference in any of the three gives an unrelated key.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.epoch import epoch_order
-from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.keys import EpochKey
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import Stage
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.dealing import Deal, Portion
-    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.splits import SegmentTable
 
 
@@ -103,9 +102,9 @@ class Rounds:
         order = epoch_order(self.segments, shuffle=self.shuffle, seed=self.seed, epoch=epoch, purpose=purpose)
         return Runs(order, np.zeros_like(order), self.live[order])
 
-    def packs_key(self, epoch: int, number: int) -> Key:
+    def packs_key(self, epoch: int, number: int) -> EpochKey:
         """Return the key of the order in which blocks of documents are packed in a round of an epoch."""
-        return derive_key(self.seed, epoch, f"packs of {self.name} in round {number}")
+        return EpochKey.of(self.seed, epoch, f"packs of {self.name} in round {number}")
 
     def rest(self, epoch: int, past: Sequence[DealtStage]) -> Rest:
         """Return what the stages of an epoch left, oldest first; a source starts over after a stage that lacked it."""

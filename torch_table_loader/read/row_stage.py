@@ -14,7 +14,7 @@ from torch_table_loader.samples import SampleCounts, sum_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.keys import EpochKey
 
 
 Counted: TypeAlias = tuple[int, SampleCounts | None]
@@ -49,6 +49,16 @@ class RowStage(ABC):
         return None
 
     @property
+    def must(self) -> str:
+        """What a message says that function must do, where it makes other rows than were counted."""
+        return "it must make as many in every process"
+
+    @property
+    def counts_by_epoch(self) -> bool:
+        """Whether each epoch has another number of rows; `counted` then needs the column ``row_id``."""
+        return False
+
+    @property
     def orders_blocks(self) -> bool:
         """Whether rows come in another order under each key, within their block; see `of_epoch`."""
         return self.block_rows is not None
@@ -60,10 +70,11 @@ class RowStage(ABC):
         """
         return self
 
-    def of_epoch(self, key: Key, *, shuffle: bool) -> RowStage:  # noqa: ARG002 most stages make the same in any epoch
-        """Return the same stage for an epoch, whose key decides what is left to chance; never how many rows come out.
+    def of_epoch(self, key: EpochKey, *, shuffle: bool) -> RowStage:  # noqa: ARG002 most make the same in any epoch
+        """Return the same stage for an epoch, whose key decides what is left to chance.
 
-        With `shuffle` the rows of a block come in an order of the key's.
+        That is how many rows come out only if `counts_by_epoch`. With `shuffle` the rows of a block come in an order
+        of the key's.
         """
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +38,7 @@ from torch_table_loader.translating import translating
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
-    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.read.file_walk import Part
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask, Segment
@@ -122,7 +122,12 @@ class TaskReader:
         self._rows_schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
         self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
 
-    def of_epoch(self, key: Key, *, shuffle: bool) -> TaskReader:
+    @property
+    def counts_by_epoch(self) -> bool:
+        """Whether `counted` gives other numbers in each epoch: see `RowStage.counts_by_epoch`."""
+        return self._stage is not None and self._stage.counts_by_epoch
+
+    def of_epoch(self, key: EpochKey, *, shuffle: bool) -> TaskReader:
         """Return the same reader with its stage as it is in an epoch: see `RowStage.of_epoch`."""
         if self._stage is None:
             return self
@@ -258,7 +263,7 @@ class TaskReader:
         if not filters:
             return [part]
         batch = part.rows(0, part.num_live)
-        rows = batch.select(self._reads_to_count)
+        rows = batch.select([*self._reads_to_count, *([] if self._bases is None else [ROW_ID])])
         masks = [known_true(mask) for mask in row_masks(batch, filters)]
         return [
             part._replace(num_live=int(np.count_nonzero(mask)), rows=partial(live_rows, rows, mask)) for mask in masks
@@ -373,7 +378,7 @@ class TaskReader:
             live_known=all(segment.live > 0 for segment in segments),
             verify_checksums=self._deletes.verify_checksums,
             shares=self._shares,
-            adds=None if self._bases is None or counting else partial(self._with_ids, int(self._bases[file_index])),
+            adds=self._adding(plan, file_index, counting=counting),
             check=check if self._storage.is_local else None,
         )
         try:
@@ -384,8 +389,14 @@ class TaskReader:
             walk.close()
         check()
 
-    def _with_ids(self, base: int, batch: pa.RecordBatch, row: int) -> pa.RecordBatch:
-        return batch_of([*batch.columns, ascending(base + row, batch.num_rows)], self._rows_schema)
+    def _adding(
+        self, plan: FilePlan, file_index: int, *, counting: bool
+    ) -> Callable[[pa.RecordBatch, int], pa.RecordBatch] | None:
+        """Return what adds row ids to rows of a file, from the place of the first; None where nobody needs them."""
+        if self._bases is None or (counting and not self.counts_by_epoch):
+            return None
+        base, schema = int(self._bases[file_index]), _delivered_schema(self._table_schema, plan.columns, row_ids=True)
+        return lambda batch, row: batch_of([*batch.columns, ascending(base + row, batch.num_rows)], schema)
 
     def _check_version(self, file: DataFile, given: Storage | None) -> None:
         """Refuse a file that is not what was listed, unless each request has checked that."""
@@ -531,8 +542,7 @@ def _miscounted(file: DataFile, segment: Segment, found: int, stage: RowStage | 
     if stage is not None and stage.made_by is not None:
         return ConfigError(
             f"{stage.made_by} made {segment.live} {stage.makes} of {rows} of {file.name}, row group {segment.group}, "
-            f"when they were counted, and {found} now; it may change documents by their seeds, but not their lengths, "
-            "which must be the same in every epoch and process"
+            f"when they were counted, and {found} now; {stage.must}"
         )
     return TableError(
         f"{file.name}, row group {segment.group}: {rows} must hold {segment.live} rows that pass, as was counted, got "

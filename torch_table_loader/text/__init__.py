@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.state_records import Written
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.stages import SamplePosition, StreamPosition
     from torch_table_loader.records import ReadTask
     from torch_table_loader.source.plan_cache import Plans
@@ -66,7 +66,7 @@ def one_of(batch: dict[str, Any]) -> dict[str, Any]:
     return one_sequence(batch)
 
 
-def rows_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, width: int) -> NDArray[np.int64]:
+def rows_under(job: StreamJob, tasks: Iterable[ReadTask], key: EpochKey, width: int) -> NDArray[np.int64]:
     """Return the row id of each document under each sequence of a stream; see `StreamJob.rows_under`."""
     from torch_table_loader.text.packed_streams import documents_under
 

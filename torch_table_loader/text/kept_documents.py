@@ -129,7 +129,7 @@ class KeptDocuments(TokenStage):
         given = [plain(batch.column(name)).to_pylist() for name in self.pack.stored_columns]
         parts = [self._tokens_of(given, first) for first in range(0, batch.num_rows, _TEXTS) or [0]]
         lists = [pa.concat_arrays(each) for each in zip(*parts, strict=True)]
-        return self._changed(batch, lists[: len(self.pack.cut_columns)])
+        return lists[: len(self.pack.cut_columns)]
 
     def _tokens_of(self, given: Sequence[Sequence[Any]], first: int) -> list[pa.LargeListArray]:
         """Return the tokens of some rows as lists, and what the tokenizer makes beside them."""

@@ -12,6 +12,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_twice
 from torch_table_loader.samples import LENGTH, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule, as_schedule
+from torch_table_loader.text.parameters import takes_epoch
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -125,10 +126,11 @@ class Pack(SamplesOption):
         documents: a function that changes documents before they are cut, such as one that masks tokens, moves them for
             fill in the middle, or leaves a document out by giving it no token. It takes a ``pyarrow.RecordBatch`` with
             the columns that are cut and ``seed``, int64: one seed for each document and epoch, whatever the ranks and
-            workers. It returns one with the same columns and rows, without ``seed``. Threads call it side by side. How
-            many tokens a document has then must not depend on its seed. With ``shuffle="rows"`` it runs when the row
-            store is built, with the same seeds for every epoch. States and caches know it by its module and name: give
-            a changed function another name.
+            workers. It returns one with the same columns and rows, without ``seed``. Threads call it side by side. If
+            it has a parameter ``epoch``, a document may have another number of tokens in each: these are counted before
+            the epoch, and with ``shuffle="rows"`` it runs after the gather. Else how many must not depend on the seed,
+            and with ``shuffle="rows"`` it runs when the row store is built, with the same seeds for every epoch. States
+            and caches know it by its module and name: give a changed function another name.
         same_lengths: `documents` returns as many tokens for each document as it was given, so that it need not be
             called to count them. Another number is an error.
         context: this rank and the number of ranks that share each sequence under context parallelism, such as ``(0,
@@ -169,7 +171,7 @@ class Pack(SamplesOption):
     lengths: str | None = None
     balance: PackBalance | None = None
     stride: int | None = None
-    documents: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    documents: Callable[..., pa.RecordBatch] | None = None
     same_lengths: bool = False
     context: Any = None
     context_order: ContextOrder = "balanced"
@@ -463,6 +465,19 @@ class Pack(SamplesOption):
         """Return what is read: the columns that are cut, spans and lengths, and what the caller named beyond."""
         own = [*self.stored_columns, *self.spans, *([] if self.lengths is None else [self.lengths])]
         return [*own, *(name for name in asked or () if name not in own)]
+
+    @override
+    def check_mixed(self) -> None:
+        if self.balance is not None:
+            raise ConfigError(
+                f"a mixture deals sequences in turn, got balance={self.balance!r}; leave balance out of the packs of "
+                "its sources"
+            )
+        if takes_epoch(self.documents):
+            raise ConfigError(
+                "a mixture goes round its sources within an epoch, each time with as many sequences, and documents= "
+                "takes the epoch, so that each has others; leave that parameter out, or read the table alone"
+            )
 
     @override
     def check_beside(self, options: Mapping[str, Any]) -> None:

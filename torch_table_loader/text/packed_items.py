@@ -28,10 +28,13 @@ from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
+from torch_table_loader.text.changed_tokens import ChangedTokens, ChangingDocuments, as_stored
 from torch_table_loader.text.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
-from torch_table_loader.text.packed_work import BalancedBatches, PackedStream, StoredTokens
+from torch_table_loader.text.packed_work import BalancedBatches, PackedStream
 from torch_table_loader.text.packing_record import saved_anchors, written_packing
+from torch_table_loader.text.parameters import takes_epoch
 from torch_table_loader.text.sequence_orders import SequenceOrder
+from torch_table_loader.text.stored_tokens import StoredTokens
 from torch_table_loader.text.token_rows import schema_of_sequences
 from torch_table_loader.text.token_stages import bytes_of_token
 from torch_table_loader.text.tokens_in_place import TokensInPlace
@@ -74,15 +77,21 @@ class PackedItems(TableItems):
         table, options = surveyed(source, options, cache)
         pack = cast("Pack", options.pack)
         bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
-        stage = KeptDocuments(pack, table.schema, options.column_names or (), bounds)
+        by_epoch = takes_epoch(pack.documents)
+        kept = as_stored(pack) if by_epoch else pack
+        stage = KeptDocuments(kept, table.schema, options.column_names or (), bounds)
         in_place = TokensInPlace.of(table, options, stage)
         if in_place is not None and (columns := in_place.to_measure):
-            measure = MeasuredDocuments(pack, in_place.table.schema)
+            measure = MeasuredDocuments(kept, in_place.table.schema)
             own = replace(_of_documents(options, pack), columns=columns, row_id=False)
             measured = stored_rows(in_place.table, own, cache, measure, parts=parts)
             in_place = replace(in_place, measured=measured.store.rows)
         rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place, parts)
-        cut_fields = stage.token_fields
+        tokens, cut_fields = StoredTokens(rows.store, pack), stage.token_fields
+        if by_epoch:
+            changing = ChangingDocuments(pack, stage, table.schema)
+            tokens = ChangedTokens(rows.store, pack, changing, options.shuffle_seed)
+            cut_fields = changing.token_fields
         others = list(rows.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(opened_type(entry.type)) for entry in others])
         topology = topology_of(options, ranks.num_ranks)
@@ -99,7 +108,7 @@ class PackedItems(TableItems):
             table=rows.table,
             store=rows.store,
             documents=rows.columns,
-            tokens=StoredTokens(rows.store, pack),
+            tokens=tokens,
             **weights_of(rows, options),
         )
 
@@ -118,7 +127,7 @@ class PackedItems(TableItems):
     @override
     def bound(self) -> Bound:
         pack, own = self.pack, self._bound_to(self._documents_as_delivered)
-        packed = {"stage": f"{pack.strategy}-{self.store.spec.made}", **pack.shape}
+        packed = {"stage": f"{pack.strategy}-{self.tokens.made}", **pack.shape}
         return Bound(own.table, {**own.options, **packed})
 
     @property
@@ -240,11 +249,6 @@ class PackedItems(TableItems):
     @override
     def count(self, turns: TurnsOf) -> int:
         """Return how many sequences the first round has; only of best fit does the order decide that."""
-        if self.pack.balance is not None:
-            raise ConfigError(
-                f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
-                "of its sources"
-            )
         if self.options.weights is not None and not (self.weights is not None and self.weights.always_alike):
             raise ConfigError(
                 f"rounds of a source of a mixture have the same documents, got weights={self.options.weights!r}; pass "
@@ -267,6 +271,11 @@ class PackedItems(TableItems):
 
     @property
     @override
+    def held_bytes(self) -> int:
+        return super().held_bytes + self.tokens.memory_bytes
+
+    @property
+    @override
     def num_places(self) -> int:
         return self._windows.count
 
@@ -278,7 +287,8 @@ class PackedItems(TableItems):
     @property
     @override
     def lane_bytes(self) -> int:
-        tokens = self.gather_batches * self.options.most_rows * self.pack.longest
+        sequences = self.gather_batches * self.options.most_rows
+        tokens = sequences * (self.pack.longest + 2 * self.tokens.longest)
         stored = sum(width_of(entry.type.value_type) for entry in self.columns if entry.name != DOCUMENTS)
         batches = batches_in_flight(self.options, min(self.gather_batches, self.batches_at_once), self.blocks)
         return LANE_COPIES * tokens * stored + batches * self.options.most_rows * self.row_bytes
@@ -299,7 +309,7 @@ class PackedItems(TableItems):
 
     @override
     def notes(self, position: SamplePosition) -> list[str]:
-        pack, tokens = self.pack, self.tokens.lengths.total
+        pack, tokens = self.pack, self.tokens.of_epoch(position.epoch).lengths.total
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
@@ -330,6 +340,8 @@ class PackedItems(TableItems):
                 f'as_map() needs sequences in table order, as strategy="windows" makes them, got '
                 f"{self.pack.strategy!r}; leave pack out for documents"
             )
+        if takes_epoch(self.pack.documents):
+            raise ConfigError("as_map() has no epochs, and documents= takes one; leave documents or its epoch out")
         return SequenceOrder.of_windows(self.tokens.packer, self.tokens.lengths)
 
     def _refuse_windows(self, what: str) -> None:
@@ -342,7 +354,7 @@ class PackedItems(TableItems):
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
         seed, length = self.options.shuffle_seed, self._length_at(epoch) if seq_len is None else seq_len
-        tokens = self.tokens.of_length(length)
+        tokens = self.tokens.of_epoch(epoch).of_length(length)
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
         key = epoch, exclusions.digest, origin, length
         made = partial(PackedStream, tokens, self.columns)
@@ -352,17 +364,18 @@ class PackedItems(TableItems):
         """Return an order; the newest are kept, since what was walked is known to them."""
         if (known := self._streams.get(key)) is not None:
             return known
-        self._refuse_long_documents()
+        made = make()
+        self._refuse_long_documents(made.tokens)
         while len(self._streams) >= _KEPT_STREAMS:
             del self._streams[next(iter(self._streams))]
-        made = self._streams[key] = make()
+        self._streams[key] = made
         return made
 
-    def _refuse_long_documents(self) -> None:
+    def _refuse_long_documents(self, tokens: StoredTokens) -> None:
         pack = self.pack
         if pack.long_docs != "error":
             return
-        most, longest = self.tokens.lengths.longest
+        most, longest = tokens.lengths.longest
         if most <= pack.width:
             return
         [span] = self.spans_of(self.store.rows().ids(np.array([longest])))

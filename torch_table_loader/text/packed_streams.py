@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
-    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.stages import StreamPosition
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import ReadTask
@@ -47,7 +47,7 @@ def documents_of_step(job: StreamJob, position: StreamPosition, step: int, seq_l
     return _ids_of(found, codec, seq_len)
 
 
-def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, seq_len: int) -> Ints:
+def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: EpochKey, seq_len: int) -> Ints:
     """Return the row id of each document in each sequence that tasks name; this reads the documents.
 
     Args:
@@ -60,7 +60,7 @@ def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, seq_len
     return _ids_of([codec.decode(batch) for task in tasks for batch in reader.read(task)], codec, seq_len)
 
 
-def _reader(job: StreamJob, key: Key) -> TaskReader:
+def _reader(job: StreamJob, key: EpochKey) -> TaskReader:
     """Return what reads the job's documents in an epoch, with their row ids."""
     pack, options = cast("Pack", job.options.pack), job.options
     stage = stage_of(pack, job.table.schema, (ROW_ID,)).in_blocks(job.block)
@@ -91,5 +91,5 @@ def counts_of(job: StreamJob, start: StreamPosition, planned: PlannedStream) -> 
         return PackCounts(pack.width, sequences, sum(tokens), None, None)
     if job.num_rows(start.epoch) is None:
         return PackCounts(pack.width, *nobody_knows)
-    found = cast("PackCounts | None", planner.made_of(planned.segments))
+    found = cast("PackCounts | None", planner.made_of(planned.segments, start.epoch))
     return found or PackCounts(pack.width, int(planned.segments.live_rows.sum()), *nobody_knows[1:])

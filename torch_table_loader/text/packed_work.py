@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.arrays import encoded, number_type, plain
+from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
@@ -22,9 +21,7 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lists import Slices
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.records import ROW_ID
-from torch_table_loader.store.gather import Spans
 from torch_table_loader.text.pack_counts import PackCounts
-from torch_table_loader.text.packing import packer_of
 from torch_table_loader.text.sequence_orders import Anchor, Drawn, SequenceOrder, attention_costs, balanced
 from torch_table_loader.text.slices import in_order
 from torch_table_loader.text.token_rows import Parts, columns_of_parts, rows_of_sequences
@@ -34,13 +31,10 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.planning.exclusion import Selects
-    from torch_table_loader.planning.lists import ListLengths
     from torch_table_loader.ranges import Fetcher
-    from torch_table_loader.store.gather import ListValues, StoredRows
-    from torch_table_loader.text.pack import Pack
-    from torch_table_loader.text.packing import Packer
-    from torch_table_loader.text.placed_documents import PlacedDocuments
+    from torch_table_loader.store.gather import StoredRows
     from torch_table_loader.text.slices import Windows
+    from torch_table_loader.text.stored_tokens import StoredTokens, TakenParts
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -50,66 +44,6 @@ _COUNTED_SEQUENCES = 1 << 16
 
 _KEPT_ORDERS = 2
 """Orders of a source that are kept, where it goes round more than once: a gather may cross from one into the next."""
-
-
-class StoredTokens:
-    """The tokens of documents in a store. It pickles; what was opened stays in its process."""
-
-    def __init__(self, store: RowStoreHandle, pack: Pack) -> None:
-        """Open nothing yet; the store has the documents as `KeptDocuments` makes them."""
-        self.store = store
-        self.pack = pack
-
-    def of_length(self, seq_len: int) -> StoredTokens:
-        """Return the same tokens, cut to sequences of one length."""
-        if (pack := self.pack.of_length(seq_len)) is self.pack:
-            return self
-        other = copy.copy(self)
-        other.pack = pack
-        return other
-
-    @property
-    def lengths(self) -> ListLengths:
-        """The tokens of each document; the store is built and opened if it is not."""
-        lengths = self.store.rows().lengths
-        assert lengths is not None  # noqa: S101 stores of documents have them
-        return lengths
-
-    @property
-    def packer(self) -> Packer:
-        """What makes sequences of them."""
-        return packer_of(self.pack)
-
-    @cached_property
-    def units(self) -> int | None:
-        """The units of all documents, counted once; None if their order decides that."""
-        return self.packer.units(self.lengths)
-
-    def order(self, drawn: Drawn, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
-        """Return an order of the sequences of some documents; see `SequenceOrder`."""
-        if not self.pack.permutes_documents:
-            return SequenceOrder.of_windows(self.packer, self.lengths, drawn.permutation.key)
-        units = self.units if drawn.each_once else None
-        return SequenceOrder.of_documents(self.packer, self.lengths, drawn, units=units, ends=ends, origin=origin)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
-    """Parts of documents under sequences.
-
-    Args:
-        at: int64[parts] the first token of each among those of the table.
-        goes_on: bool[parts] whether the token after a part belongs to its document, and is a label.
-    """
-
-    slices: Slices
-    at: Ints
-    goes_on: NDArray[np.bool_]
-
-    @property
-    def spans(self) -> Spans:
-        """What sequences take of the table's tokens."""
-        return Spans(self.at, self.at + self.slices.length + self.goes_on)
 
 
 class PackedStream(TurnStream):
@@ -252,9 +186,9 @@ class PackedStream(TurnStream):
     ) -> Iterator[tuple[list[pa.Array], T]]:
         """Yield the sequences of blocks that come after each other, each as one array a column."""
 
-        def wanted() -> Iterator[tuple[Ints, tuple[_Parts, T]]]:
+        def wanted() -> Iterator[tuple[Ints, tuple[TakenParts, T]]]:
             for turns, note in blocks:
-                parts = self._parts(self.slices(turns))
+                parts = self.tokens.parts(self.slices(turns))
                 yield parts.slices.document, (parts, note)
 
         found = self.tokens.store.windows(wanted(), most_blocks, fetcher, lambda noted: noted[0].spans)
@@ -296,45 +230,21 @@ class PackedStream(TurnStream):
 
     def gather(self, slices: Slices) -> list[pa.Array]:
         """Return sequences, one array a column of the schema."""
-        parts = self._parts(slices)
+        parts = self.tokens.parts(slices)
         return self._sequences(parts, *self.tokens.store.rows().fetch(slices.document, parts.spans))
 
-    def _parts(self, slices: Slices) -> _Parts:
-        """Return where the parts of documents under sequences are."""
-        lengths = self.tokens.lengths
-        at = lengths.starts(slices.document) + slices.start
-        return _Parts(slices, at, self.tokens.packer.goes_on(slices, lengths.take(slices.document)))
-
-    def _sequences(self, parts: _Parts, rows: StoredRows, documents: Ints) -> list[pa.Array]:
+    def _sequences(self, parts: TakenParts, rows: StoredRows, documents: Ints) -> list[pa.Array]:
         """Return sequences, as one array for each column of the schema.
 
         Args:
             rows: has at least those parts.
             documents: the row there of each part's document.
         """
-        slices, values = parts.slices, rows.values
-        assert values is not None  # noqa: S101 stores of documents have them
-        kinds = [number_type(entry.type.value_type) for entry in self._cut]
-        placed, goes_on, stops = cast("PlacedDocuments | None", values.placed), parts.goes_on, parts.at + slices.length
-        whole = parts.at, slices.length
-        behind = stops[goes_on], np.ones(np.count_nonzero(goes_on), np.int64)
-        if placed is not None:
-            locations = placed.locate(slices.document)
-            whole = placed.runs(locations, slices.start, slices.length)
-            behind = placed.runs(locations.of(goes_on), (slices.start + slices.length)[goes_on], behind[1])
-        cut = [_values(values, number, *whole, kind) for number, kind in enumerate(kinds)]
-
-        made = Parts(
-            np.cumsum(slices.length) - slices.length,
-            slices.length,
-            slices.start,
-            self.tokens.packer.behind(
-                goes_on, stops, lambda column, _: _values(values, column, *behind, kinds[column])
-            ),
-            self._documents(rows, documents),
-        )
+        slices, cut = parts.slices, self.tokens.cut(parts, rows, documents, self._cut)
+        first, others = np.cumsum(slices.length) - slices.length, self._documents(rows, documents)
+        made = Parts(first, slices.length, slices.start, cut.behind, others)
         ends = np.concatenate(([0], np.cumsum(slices.length)))
-        batch = rows_of_sequences(cut, ends[slices.offsets], made, slices.offsets, self._schema)
+        batch = rows_of_sequences(cut.columns, ends[slices.offsets], made, slices.offsets, self._schema)
         columns: list[pa.Array] = batch.columns
         return columns
 
@@ -419,13 +329,6 @@ class PackedStream(TurnStream):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the orders, which each process makes for itself."""
         return {**vars(self), "_orders": {}}
-
-
-def _values(values: ListValues, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
-    """Return values of parts of documents; those of a boolean column are kept as bytes."""
-    if kind == np.bool_:
-        return values.take(column, at, length, np.uint8).view(np.bool_)
-    return values.take(column, at, length, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
 from torch_table_loader.arrow.datatypes import ElementType, opened_type, plain_type, width_of
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.planning.keys import derive_key, hashes_of
+from torch_table_loader.planning.keys import EpochKey, hashes_of
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.records import ROW_ID
+from torch_table_loader.text.changed_documents import DocumentChange, lengths_of
 from torch_table_loader.text.pack import Pack
 from torch_table_loader.text.packing import packer_of
 from torch_table_loader.text.slices import TokenRow
 from torch_table_loader.text.token_rows import Parts, rows_of_tokens, runs_of, schema_of_tokens
-from torch_table_loader.text.tokenizers import name_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,9 +46,6 @@ _TENSOR_BYTES = 24
 
 _ANY_ID = np.iinfo(np.int32).max
 """A function of the caller's may give tokens that need wider integers than the stored ones."""
-
-SEED = "seed"
-"""The column of a seed for each document."""
 
 _MOST_ID = np.iinfo(np.int64).max
 
@@ -93,7 +90,10 @@ class TokenStage(RowStage):
         added = (pack.bos_id, pack.eos_id, pack.sep_id, *(() if pack.documents is None else (_ANY_ID,)))
         # Whatever the table calls its tokens, so that sources of a mixture may differ in that.
         self._cut[0] = pa.field(IDS, wide_enough(ids.type, added), nullable=False)
-        self._seeds = derive_key(0, 0, "documents")
+        self._seeds = EpochKey.of(0, 0, "documents")
+        self._change = None
+        if pack.documents is not None:
+            self._change = DocumentChange(pack, [field.type for field in self._cut])
         self._order_key: Key | None = None
         for name in pack.spans:
             check_span_type(table, name)
@@ -117,10 +117,20 @@ class TokenStage(RowStage):
     @property
     @override
     def made_by(self) -> str | None:
-        return None if self.pack.documents is None else f"Pack: documents={name_of(self.pack.documents)}"
+        return None if self._change is None else f"Pack: documents={self._change.name}"
+
+    @property
+    @override
+    def must(self) -> str:
+        return super().must if self._change is None else self._change.must
+
+    @property
+    @override
+    def counts_by_epoch(self) -> bool:
+        return self._change is not None and self._change.by_epoch and self.measured_by is None
 
     @override
-    def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
+    def of_epoch(self, key: EpochKey, *, shuffle: bool) -> TokenStage:
         other = copy.copy(self)
         other._seeds = key
         other._order_key = key if shuffle and self.orders_blocks else None
@@ -146,8 +156,12 @@ class TokenStage(RowStage):
     def counted(self, batch: pa.RecordBatch) -> Counted:
         if self.pack.lengths is not None:
             return self.count_of(counts_of(self.pack.lengths, batch.column(self.pack.lengths)))
-        lengths, _, begin, end = self._lengths(batch)
-        return self._made_of(self._token_counts(lengths, begin, end))
+        return self._made_of(self.whole_lengths(batch))
+
+    def whole_lengths(self, batch: pa.RecordBatch) -> Ints:
+        """Return how many tokens of each row come out; the caller's function is called again for some of them."""
+        lengths, _, begin, end = self._lengths(batch, twice=self.counts_by_epoch)
+        return self._token_counts(lengths, begin, end)
 
     @override
     def count_of(self, lengths: Ints) -> Counted:
@@ -168,7 +182,9 @@ class TokenStage(RowStage):
     @property
     def _changed_by(self) -> str:
         """What a key says of the caller's function: its name."""
-        return "" if self.pack.documents is None else f"-{name_of(self.pack.documents)}-{self.pack.same_lengths}"
+        if self._change is None:
+            return ""
+        return f"-{self._change.name}-{self.pack.same_lengths}{'-by epoch' if self._change.by_epoch else ''}"
 
     def _columns(self, given: pa.Schema) -> list[pa.Field]:
         """Return the other columns of documents."""
@@ -184,23 +200,20 @@ class TokenStage(RowStage):
         return pack.bos_id is not None or pack.eos_id is not None or pack.sep_id is not None
 
     def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns that are cut."""
-        lists = [plain(batch.column(name)) for name in self.pack.cut_columns]
-        return self._changed(batch, lists)
+        """Return the columns that are cut, before the caller's function changes them."""
+        return [plain(batch.column(name)) for name in self.pack.cut_columns]
 
-    def _changed(self, batch: pa.RecordBatch, lists: list[pa.Array]) -> list[pa.Array]:
-        """Return the columns that are cut as the caller's function returns them, if there is one."""
-        if self.pack.documents is None:
-            return lists
-        return changed_documents(self.pack, batch, lists, [field.type for field in self._cut], self._seeds)
-
-    def _lengths(self, batch: pa.RecordBatch) -> tuple[Ints, list[pa.Array], Ints, Ints]:
+    def _lengths(self, batch: pa.RecordBatch, *, twice: bool = False) -> tuple[Ints, list[pa.Array], Ints, Ints]:
         """Return the number of stored tokens of each row, the lists, and which rows lack a begin or an end token.
+
+        With `twice`, the caller's function is called again for some rows; see `DocumentChange.columns`.
 
         Raises:
             TableError: lists of one row have different lengths, or a null inside.
         """
         lists = self._lists(batch)
+        if self._change is not None:
+            lists = self._change.columns(batch, lists, self._seeds, twice=twice)
         lengths = lengths_of(lists[0])
         for name, column in zip(self.pack.cut_columns, lists, strict=True):
             check_aligned(self.pack.ids, lengths, name, column)
@@ -308,7 +321,7 @@ class TokensAsRows(TokenStage):
         return self._window
 
     @override
-    def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
+    def of_epoch(self, key: EpochKey, *, shuffle: bool) -> TokenStage:
         return super().of_epoch(key, shuffle=True)  # a window is asked for by its size, whether splits are shuffled
 
     @property
@@ -356,59 +369,6 @@ def _shuffled(found: Documents, key: Key) -> Documents:
 
 def _values(lists: pa.Array) -> NDArray[Any]:
     return numbers_of(lists.flatten())
-
-
-def changed_documents(
-    pack: Pack, batch: pa.RecordBatch, lists: Sequence[pa.Array], kinds: Sequence[pa.DataType], key: Key
-) -> list[pa.Array]:
-    """Return the columns that are cut as ``pack.documents`` returns them.
-
-    Args:
-        batch: has the documents' row ids, of which their seeds are made; without them, where documents are only
-            counted, all seeds are 0.
-        lists: the columns that are cut.
-        kinds: the types that their values come out in.
-
-    Raises:
-        ConfigError: the function failed, or did not return what it must.
-    """
-    function, names = pack.documents, pack.cut_columns
-    assert function is not None  # noqa: S101 asked only then
-    seeds = np.zeros(batch.num_rows, dtype=np.int64)
-    if ROW_ID in batch.schema.names:
-        ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype(np.uint64)
-        seeds = (hashes_of(ids, key) >> np.uint64(1)).astype(np.int64)
-    given = pa.RecordBatch.from_arrays([*lists, pa.array(seeds)], names=[*names, SEED])
-    try:
-        returned: Any = function(given)
-    except Exception as error:
-        raise ConfigError(f"Pack: documents={name_of(function)} failed: {type(error).__name__}: {error}") from error
-    if isinstance(returned, pa.Table):
-        returned = returned.combine_chunks()
-    if not isinstance(returned, pa.RecordBatch | pa.Table) or sorted({*returned.schema.names} - {SEED}) != sorted(
-        names
-    ):
-        shown = returned.schema.names if isinstance(returned, pa.RecordBatch | pa.Table) else type(returned).__name__
-        raise _wrong(function, f"return a RecordBatch of the columns {', '.join(names)}", shown)
-    if returned.num_rows != batch.num_rows:
-        raise _wrong(function, f"return {batch.num_rows} rows, as it was given", returned.num_rows)
-    found = [_list_of(function, returned, name, kind) for name, kind in zip(names, kinds, strict=True)]
-    if pack.same_lengths and not np.array_equal(lengths_of(found[0]), lengths_of(lists[0])):
-        raise _wrong(function, "keep the number of tokens of each document with same_lengths=True", "another")
-    return found
-
-
-def _list_of(function: Any, returned: pa.RecordBatch | pa.Table, name: str, kind: pa.DataType) -> pa.Array:
-    column = returned.column(name)
-    column = plain(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
-    try:
-        return column.cast(pa.large_list(kind))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _wrong(function, f"return lists of {kind} as {name!r}", f"{column.type} ({error})") from error
-
-
-def _wrong(function: Any, expected: str, found: Any) -> ConfigError:
-    return ConfigError(f"Pack: documents={name_of(function)} must {expected}, got {found}")
 
 
 def cut_field(table: pa.Schema, name: str, *, vectors: bool = False) -> pa.Field:
@@ -550,12 +510,3 @@ def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> No
             f"column {name!r} has a null inside the list of row {row} of this batch; a token must have a value: leave "
             "such rows out with filters=, or fix the table"
         )
-
-
-def lengths_of(lists: pa.Array) -> Ints:
-    """Return how long each list is; a null has no length."""
-    lengths = lists.value_lengths()
-    if lengths.null_count:
-        lengths = lengths.fill_null(0)
-    found: Ints = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-    return found

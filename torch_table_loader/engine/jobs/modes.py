@@ -148,7 +148,7 @@ def _sized(stage: RowStage | None, planner: Planner, options: LoaderOptions, row
     if stage is None or not options.samples.are_batches:
         return stage
     segments = planner.plan(planner.start(0), 0).segments
-    options.samples.warn_of(planner.made_of(segments))
+    options.samples.warn_of(planner.made_of(segments, 0))
     return stage.of_size(row_bytes * -(-planner.layout.num_rows // max(1, int(segments.live_rows.sum()))))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
+from torch_table_loader.planning.keys import stage_key
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.stages import StreamPosition
 
@@ -68,16 +69,23 @@ class _Kept:
     """What is known of one epoch, by what was asked.
 
     Args:
+        counter: see `Planner`; it may count for this epoch alone.
+        segments: the splits of a strategy that cuts, with what was counted, by what the table was.
         orders: how its splits are ordered, by what the table was.
         stages: the stages that were laid out last, by the history that ends with each, its own steps left out.
         delivered: what all stages of a history delivered.
     """
 
     epoch: int
+    counter: LiveCounter | None
+    segments: dict[Extent | None, SegmentTable]
     orders: dict[Extent | None, NDArray[np.int64]] = field(default_factory=dict)
     stages: dict[tuple[Stage, ...], _LaidOut] = field(default_factory=dict)
     delivered: dict[tuple[Stage, ...], Consumption] = field(default_factory=dict)
 
+
+_KEPT_EPOCHS = 2
+"""Epochs of which the counts are kept, where each has its own: the one that runs, and the next."""
 
 _KEPT_STAGES = 3
 """Where an epoch begins, the stage that a state is of, and the one that continues it."""
@@ -119,9 +127,11 @@ class Planner:
         """The splits of a strategy that cuts, of the table as it is and as it was."""
         self.files_of: Mapping[Extent, NDArray[np.int64]] = {}
         """Which files the table had, by what it was, as far as that is known."""
-        self._kept = _Kept(0)
+        self._by_epoch: dict[int, tuple[LiveCounter, dict[Extent | None, SegmentTable]]] = {}
+        """What counts in an epoch and what it has counted, where each epoch has other rows."""
         if strategy.cuts:
             self._segments[None] = self._segment(strategy.cut(layout))
+        self._kept = self._begun(0)
 
     def with_topology(self, topology: Topology) -> Planner:
         """Plan the same splits, counts included, for another shape of the job."""
@@ -134,7 +144,8 @@ class Planner:
         other = copy.copy(self)
         other.files_of = dict(files_of)
         other._segments = {extent: each for extent, each in self._segments.items() if extent is None}
-        other._kept = _Kept(0)
+        other._by_epoch = {}
+        other._kept = other._begun(0)
         return other
 
     def live_before(self, group: int, row: int) -> int:
@@ -152,11 +163,12 @@ class Planner:
 
     def whole(self) -> SegmentTable:
         """Return the splits of a strategy that cuts, with the live rows of each, whichever rank reads it."""
-        return self._count(None, np.arange(len(self._segments[None].splits)))
+        return self._count(self._kept_of(0), None, np.arange(len(self._segments[None].splits)))
 
-    def made_of(self, segments: SegmentTable) -> SampleCounts | None:
-        """Return what was counted of the samples that are made of some splits."""
-        return None if self._counter is None else self._counter.made_of(segments)
+    def made_of(self, segments: SegmentTable, epoch: int) -> SampleCounts | None:
+        """Return what was counted of the samples that are made of some splits in an epoch."""
+        counter = self._kept_of(epoch).counter
+        return None if counter is None else counter.made_of(segments)
 
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch under the job's topology."""
@@ -213,18 +225,19 @@ class Planner:
 
     def _order(self, extent: Extent | None, epoch: int) -> NDArray[np.int64]:
         """Return the epoch's order of the splits of the table, as it is or was."""
-        orders = self._kept_of(epoch).orders
-        if extent not in self._segments:
-            self._segments[extent] = self._segment(self.strategy.cut(self._layout_of(extent)), extent)
+        kept = self._kept_of(epoch)
+        segments, orders = kept.segments, kept.orders
+        if extent not in segments:
+            segments[extent] = self._segment(self.strategy.cut(self._layout_of(extent)), extent)
         if extent not in orders:
-            orders[extent] = epoch_order(self._segments[extent], shuffle=self._shuffle, seed=self._seed, epoch=epoch)
+            orders[extent] = epoch_order(segments[extent], shuffle=self._shuffle, seed=self._seed, epoch=epoch)
         return orders[extent]
 
-    def _count(self, extent: Extent | None, splits: NDArray[np.int64]) -> SegmentTable:
-        """Return the splits of the table, as it is or was, with the live rows of some of them."""
-        if self._counter is not None:
-            self._segments[extent] = self._counted(self._segments[extent], splits, self._counter)
-        return self._segments[extent]
+    def _count(self, kept: _Kept, extent: Extent | None, splits: NDArray[np.int64]) -> SegmentTable:
+        """Return the splits of the table, as it is or was, with the live rows that some of them have in an epoch."""
+        if kept.counter is not None:
+            kept.segments[extent] = self._counted(kept.segments[extent], splits, kept.counter)
+        return kept.segments[extent]
 
     def _counted(self, segments: SegmentTable, wanted: NDArray[np.int64], counter: LiveCounter) -> SegmentTable:
         """Fill in the live rows of some splits; of loose ones, by parts of files that are each counted once."""
@@ -252,7 +265,7 @@ class Planner:
         job = cast("CutEpoch", laid_out.job)
         everything = ranks is None or bool(job.stage)
         wanted = job.order if everything else np.concatenate([job.order[:0], *map(job.splits_of, ranks or ())])
-        segments = self._count(position.stage.extent, wanted)
+        segments = self._count(self._kept_of(position.epoch), position.stage.extent, wanted)
         if segments is not job.segments:
             laid_out.job = job = replace(job, segments=segments)
         return job
@@ -281,12 +294,21 @@ class Planner:
 
     def _kept_of(self, epoch: int) -> _Kept:
         if self._kept.epoch != epoch:
-            self._kept = _Kept(epoch)
+            self._kept = self._begun(epoch)
         return self._kept
+
+    def _begun(self, epoch: int) -> _Kept:
+        """Return what is known of an epoch of which nothing is planned: counts, which most jobs share over epochs."""
+        if self._counter is None or (counter := self._counter.of_epoch(stage_key(self._seed, epoch))) is self._counter:
+            return _Kept(epoch, self._counter, self._segments)
+        known = self._by_epoch.setdefault(epoch, (counter, dict(self._segments)))
+        while len(self._by_epoch) > _KEPT_EPOCHS:
+            del self._by_epoch[next(iter(self._by_epoch))]
+        return _Kept(epoch, *known)
 
     def _lay_out_cut(self, epoch: int, stage: Stage, consumed: Consumption, number: int) -> CutEpoch:
         order = self._order(stage.extent, epoch)
-        segments = self._segments[stage.extent]
+        segments = self._kept_of(epoch).segments[stage.extent]
         return CutEpoch(segments, order, stage.topology, self.counted, consumed, number, self._by_file)
 
     def _lay_out_dealt(self, epoch: int, stage: Stage, consumed: Consumption, number: int) -> DealtEpoch:
@@ -299,14 +321,15 @@ class Planner:
             self.strategy.deal(layout, topology.lanes, epoch, topology.num_ranks, rank, files) for rank in range(ranks)
         ]
         self.strategy.check_coverage([splits for splits, _ in dealt])
-        tables = [self._counted_whole(self._segment(splits, stage.extent)) for splits, _ in dealt]
+        counter = self._kept_of(epoch).counter
+        tables = [self._counted_whole(self._segment(splits, stage.extent), counter) for splits, _ in dealt]
         lane_of = [each for _, each in dealt]
         return DealtEpoch(tables, lane_of, topology, self.counted, consumed, number, self._by_file)
 
-    def _counted_whole(self, segments: SegmentTable) -> SegmentTable:
-        if self._counter is None:
+    def _counted_whole(self, segments: SegmentTable, counter: LiveCounter | None) -> SegmentTable:
+        if counter is None:
             return segments
-        return self._counted(segments, np.arange(len(segments.splits)), self._counter)
+        return self._counted(segments, np.arange(len(segments.splits)), counter)
 
 
 def _dealt(job: DealtEpoch, rank: int) -> PlannedStream:

@@ -183,12 +183,14 @@ def counter_of(
         if key in of_parts:  # not so where the table's own format joined the filters in another way
             filters, of_parts = parts.base, {key: of_parts[key], **of_parts}
             counts = {name: parts.counts_of(name, each, layout) for name, each in of_parts.items()}
+    by_epoch = stage is not None and stage.counts_by_epoch
     return LiveCounter(
         table,
-        table.reader(() if stage is None else stage.reads, filters, stage=stage),
+        table.reader(() if stage is None else stage.reads, filters, row_ids=by_epoch, stage=stage),
         counts,
-        # What is counted of estimated row groups, or of a file of which parts are left out, fits no entry.
-        None if table.estimated or table.left_out else cache,
+        # What is counted of estimated row groups, or of a file of which parts are left out, or of one epoch, fits no
+        # entry.
+        None if table.estimated or table.left_out or by_epoch else cache,
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress, interval=options.progress_interval),
         fetching=fetching,

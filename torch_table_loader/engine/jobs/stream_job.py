@@ -25,7 +25,7 @@ from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import did_you_mean, warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
-from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.keys import stage_key
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.rows_of import (
     LiveSpan,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.saved_state import Kind, SavedState
-    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.strategies import Strategy
@@ -313,7 +313,7 @@ class StreamJob(Job):
         ids: Ints = self.samples.parts.rows_of_step(self, position, step, self._length_of(position))
         return spans_of_ids(self.table.layout, ids)[:most]
 
-    def rows_under(self, tasks: Iterable[ReadTask], key: Key, width: int) -> Ints:
+    def rows_under(self, tasks: Iterable[ReadTask], key: EpochKey, width: int) -> Ints:
         """Return the row id of each row of the table under each sample; this reads the rows.
 
         Args:
@@ -329,9 +329,9 @@ class StreamJob(Job):
         """The live rows that a stage orders together, where no window does; None: as it asks for itself."""
         return None if self.topology.shuffle_buffer_size is not None else self.options.window
 
-    def stage_key(self, epoch: int) -> Key:
+    def stage_key(self, epoch: int) -> EpochKey:
         """Return what decides by chance how samples are made in an epoch."""
-        return derive_key(self.options.shuffle_seed, epoch, "packs")
+        return stage_key(self.options.shuffle_seed, epoch)
 
     @override
     def file_of(self, position: StreamPosition) -> str | None:
@@ -436,7 +436,7 @@ class StreamJob(Job):
         whole_table = self.strategy.cuts and self.planner.counted and bool((live >= 0).all())
         if not whole_table:
             return None
-        made = self.planner.made_of(segments) if self.samples.are_batches else None
+        made = self.planner.made_of(segments, epoch) if self.samples.are_batches else None
         return int(live.sum()) if made is None else made.rows_held
 
     @override

@@ -316,7 +316,7 @@ FAULTS = (
     Fault(
         *(7, "a state of rows with origins of sequences is taken", "engine/jobs/mixed_rows.py"),
         "        if position.origins:\n",
-        "        if position.origins and self._cuts_anywhere:\n",
+        "        if position.origins and self.samples.cut_anywhere:\n",
         ("tests/torch/test_foreign_fields.py", "tests/text/test_frozen_packs.py"),
     ),
     Fault(
@@ -332,8 +332,8 @@ FAULTS = (
         ("tests/torch/test_foreign_fields.py", "tests/torch/test_state_records.py"),
     ),
     Fault(
-        *(4, "an epoch ends before sources that get their weight later", "engine/jobs/mixture_job.py"),
-        "        ahead = later.ahead(epoch, Done() if position is None else self._done(position))\n",
+        *(4, "an epoch ends before sources that get their weight later", "engine/jobs/mixed_sources.py"),
+        "        ahead = self.later.ahead(epoch, done)\n",
         "        ahead: list[Any] = []\n",
         (
             "tests/torch/test_mixed_schedules.py::test_an_epoch_ends_by_all_its_weights",

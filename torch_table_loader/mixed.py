@@ -12,8 +12,14 @@ from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.bound import of_source
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
+from torch_table_loader.engine.jobs.mixture_calls import (
+    MixedJob,
+    ask_for_weights,
+    newest_shares,
+    taken_of_sources,
+    with_schedule,
+)
 from torch_table_loader.engine.jobs.mixture_form import checked_stop, common_form, same, scheduled_weights
-from torch_table_loader.engine.jobs.mixture_job import MixtureJob
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.table_rows import TableItems
@@ -120,8 +126,8 @@ class MixedDataset(RankDataset):
             by_step = scheduled_weights(weights, jobs)
             first, rule = by_step.at(0, Done()), checked_stop(stop, jobs)
             kind: Any = MixedStreams if any(isinstance(job, StreamJob) for job in jobs.values()) else MixedRows
-            mixture: MixtureJob = kind.of(jobs, asked, ranks, first, rule, block, unit)
-            job = mixture.following_schedule(by_step)
+            mixture: MixedJob = kind.of(jobs, asked, ranks, first, rule, block, unit)
+            job = with_schedule(mixture, by_step)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
@@ -136,8 +142,8 @@ class MixedDataset(RankDataset):
         return super()._is_compared(arguments, keywords)
 
     @property
-    def _mixture(self) -> MixtureJob:
-        return cast("MixtureJob", self.job)
+    def _mixture(self) -> MixedJob:
+        return cast("MixedJob", self.job)
 
     @property
     def _mixed(self) -> MixedRows:
@@ -154,7 +160,7 @@ class MixedDataset(RankDataset):
     @property
     def weights(self) -> dict[str, int]:
         """The newest weights, as the smallest integers; for natural shares, those at an epoch's start."""
-        shares = self._mixture.shares
+        shares = newest_shares(self._mixture)
         return {name: shares[name] for name in self.source_names}
 
     def set_weights(self, weights: Mapping[str, float] | NaturalShares) -> None:
@@ -170,7 +176,7 @@ class MixedDataset(RankDataset):
             ConfigError: a weight is wrong, a source is missing, or a source with a weight has no row in the running
                 epoch or in later ones.
         """
-        self._mixture.set_weights(weights, self._position.running)
+        ask_for_weights(self._mixture, weights, self._position.running)
 
     def taken(self, ahead: int = 0) -> dict[str, SourceTaken]:
         """Count what all ranks together have taken of each source in this epoch, for a log; nothing is read.
@@ -181,7 +187,7 @@ class MixedDataset(RankDataset):
         Returns:
             Rows, or tokens, and epochs of each source by name.
         """
-        return self._mixture.taken(self._position.now, integer("ahead", ahead, 0))
+        return taken_of_sources(self._mixture, self._position.now, integer("ahead", ahead, 0))
 
     @property
     def excluded(self) -> dict[str, NDArray[np.int64]]:
@@ -215,7 +221,7 @@ class MixedDataset(RankDataset):
 
     def _with_snapshots_of(self, job: Job, saved: SavedState) -> tuple[Job, SavedState]:
         """Return the job with each source at the snapshot that a state was saved with, and the state."""
-        mixture, reopened = cast("MixtureJob", job), {}
+        mixture, reopened = cast("MixedJob", job), cast("dict[str, Any]", {})
         for name, dataset in self._sources.items():
             table, theirs = mixture.sources[name].table, saved.tables.get(name)
             if theirs is not None and theirs.table["fingerprint"] != table.fingerprint:

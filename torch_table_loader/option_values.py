@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, one_of, parse_bytes, seconds, whole
 
@@ -171,16 +172,18 @@ def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How often each row comes in an epoch of row mode: in proportion to its weight, with repeats.
+    """How often each row, or document, comes in an epoch of row mode.
 
     Args:
         column: a column of weights, numbers of at least 0.
         balance: instead of `column`, a column of classes: all classes come equally often, and so do the rows of a
-            class. Without either, no row comes twice.
+            class. Without a column, no row comes twice.
         samples: number of rows of an epoch; None: the number of live rows that are not excluded.
+        repeats: instead of `column`, one of numbers that say how often a row comes in each epoch: 3 brings it three
+            times, 0.5 in every other epoch on average. An epoch has as many rows as their sum.
 
     Raises:
-        ConfigError: both columns or no argument is given, or `samples` is not an integer of at least 1.
+        ConfigError: several columns or no argument is given, or `samples` is not an integer of at least 1.
 
     >>> Weights(balance="label").argument
     "balance='label'"
@@ -189,32 +192,44 @@ class Weights:
     column: str | None = None
     balance: str | None = None
     samples: int | None = None
+    repeats: str | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name in ("column", "balance"):
-            value = getattr(self, name)
+        for name, value in self._columns.items():
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigTypeError(f"{name} of Weights must be the name of a column, got {value!r}")
-        if self.column is not None and self.balance is not None:
+        named = [f"{name}={value!r}" for name, value in self._columns.items() if value is not None]
+        if len(named) > 1:
             raise ConfigError(
-                "Weights takes column= or balance=, not both: one names the weights and the other classes; got "
-                f"column={self.column!r} and balance={self.balance!r}"
+                "Weights takes one of column=, balance= and repeats=, which name the weights, the classes or the "
+                f"repeats of rows; got {' and '.join(named)}"
             )
-        if self.column is None and self.balance is None and self.samples is None:
-            raise ConfigError("Weights needs a column= of weights, a column of classes to balance=, or samples=")
+        if not named and self.samples is None:
+            raise ConfigError(
+                "Weights needs a column= of weights, a column of classes to balance=, one of repeats=, or samples="
+            )
+        if self.repeats is not None and self.samples is not None:
+            raise ConfigError(
+                f"repeats= says how many rows an epoch has, got samples={self.samples!r} too; leave it out, or pass "
+                f"column={self.repeats!r} for rows in proportion"
+            )
         if self.samples is not None:
             object.__setattr__(self, "samples", integer("samples", self.samples, 1, MOST_SAMPLES))
 
     @property
+    def _columns(self) -> dict[str, str | None]:
+        return {"column": self.column, "balance": self.balance, "repeats": self.repeats}
+
+    @property
     def source(self) -> str | None:
         """The column that is read; None if every row comes equally often."""
-        return self.balance if self.column is None else self.column
+        return next((name for name in self._columns.values() if name is not None), None)
 
     @property
     def argument(self) -> str:
         """The argument that names the column, as the caller wrote it."""
-        return f"column={self.column!r}" if self.balance is None else f"balance={self.balance!r}"
+        return next((f"{name}={value!r}" for name, value in self._columns.items() if value is not None), "column=None")
 
 
 def as_weights(given: object) -> Weights:
@@ -240,6 +255,9 @@ class Budget:
 
     A row that does not fit waits, and is the first of the next batch; while at most 16 wait, rows behind them may fill
     the room that is left. A state goes on with the same budget, on any number of ranks.
+
+    In a stream the rows of a batch are of one block: 4,096 rows of a row group, or `similar` of them. Each block ends
+    with a batch that may be short, and the batches are shuffled, within blocks and as ``shuffle=`` asks.
 
     Args:
         tokens: the most tokens of a batch.
@@ -271,6 +289,13 @@ class Budget:
                 object.__setattr__(self, name, integer(f"Budget({name}=)", getattr(self, name), 1, MOST_SAMPLES))
         one_of(("rows", "padded"), "Budget(counts=)", self.counts)
         one_of(("alone", "error"), "Budget(longer=)", self.longer)
+
+    def warn_of(self, longer: int, rows: int, longest: str = "") -> None:
+        """Warn of rows that are longer than a batch."""
+        warn_caller(
+            f"{longer:,} of {rows:,} rows are longer than tokens={self.tokens} of Budget{longest}; each is a batch of "
+            'its own: pass more tokens, leave such rows out with filters=, or refuse them with longer="error"'
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from torch_table_loader.option_values import (
     Budget,
     ColumnFunctions,
     ColumnsOption,
+    Pad,
     RaggedOption,
     RemoteOptions,
     RowStore,
@@ -32,7 +33,7 @@ from torch_table_loader.option_values import (
     as_row_store,
     names_of,
 )
-from torch_table_loader.samples import LENGTH, ONE_BY_ONE, Samples, SamplesOption
+from torch_table_loader.samples import LENGTH, ONE_BY_ONE, FilledSamples, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
@@ -95,7 +96,7 @@ class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
     batch_size: int | Budget = _option(1024, BATCHES, checks.batch_size, mixture="job")
-    """Rows per batch on this rank; with shuffle="rows", a `Budget` of tokens instead; see
+    """Rows per batch on this rank; or a `Budget` of tokens; see
     docs/language-models.md#batches-by-tokens."""
 
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(
@@ -195,8 +196,8 @@ class LoaderOptions:
     shuffle_buffer_size: int | str | None = _option(None, SPLITS, checks.window)
     """Number of rows of a lane in each window whose rows are permuted; None or 0: no windows. As text, such as "2GiB":
     the memory of a rank, by which reads, and windows of what is shuffled, are sized; see docs/engines.md#memory. Where
-    documents are cut anywhere, `Pack(strategy="concat")`, so many documents of a row group are permuted before they are
-    cut."""
+    documents are cut anywhere, `Pack(strategy="concat")`, about so many documents are permuted before they are cut,
+    and with "splits" or False exactly so many of a row group."""
 
     count_filtered: bool = _option(True, SPLITS, checks.switch)
     """Count the rows that pass a row filter before training."""
@@ -264,11 +265,6 @@ class LoaderOptions:
         self._check_budget()
         self._check_files()
         self._check_cache()
-        if self.limits_memory and self.samples.joins_rows:
-            raise ConfigError(
-                f"shuffle_buffer_size={self.shuffle_buffer_size!r} sizes windows of rows, and where documents are cut "
-                "anywhere it counts documents; pass an int"
-            )
         if self.pack is not None:
             self.pack.check_beside({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
@@ -317,12 +313,12 @@ class LoaderOptions:
         budget = self.budget
         if budget is None:
             return
-        if self.shuffle != "rows":
+        if not self.count_filtered:
             raise ConfigError(
-                f"batch_size=Budget(...) fills batches with rows in any order, got shuffle={self.shuffle!r}; pass "
-                'shuffle="rows", or a number of rows'
+                "batch_size=Budget(...) counts the rows that pass the filter; leave count_filtered=True, or pass a "
+                "number of rows"
             )
-        for name in ("pack", "global_batch_size"):
+        for name in ("pack", "global_batch_size", "batch_by"):
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"batch_size=Budget(...) decides how many rows each batch has, and {name} needs as many in all; "
@@ -385,7 +381,26 @@ class LoaderOptions:
     @property
     def samples(self) -> Samples:
         """What a batch counts."""
-        return ONE_BY_ONE if self.pack is None else self.pack.samples(indexed=self.shuffle == "rows")
+        indexed = self.shuffle == "rows"
+        if self.pack is not None:
+            return self.pack.samples(indexed=indexed)
+        return ONE_BY_ONE if indexed else self._filled or ONE_BY_ONE
+
+    @property
+    def _filled(self) -> Samples | None:
+        """The batches of a budget; None where batches have a number of rows."""
+        if (budget := self.budget) is None:
+            return None
+        names = self.column_names
+        return FilledSamples(budget, self.counted_pad, names is None or budget.length in names)
+
+    @property
+    def counted_pad(self) -> Pad | None:
+        """How lists are padded whose padding counts for a budget; None where it does not."""
+        if (budget := self.budget) is None or budget.counts == "rows":
+            return None
+        layout = self.ragged.get(budget.length) if isinstance(self.ragged, Mapping) else self.ragged
+        return layout if isinstance(layout, Pad) else None
 
     def with_checked(self, **values: Any) -> Self:
         """Return these options with other values that fit all the rest, so that nothing is checked again."""
@@ -407,7 +422,7 @@ class LoaderOptions:
     def batch_rows(self) -> int:
         """Rows of a stream that a batch is made of."""
         samples = self.samples
-        return self.most_rows * samples.rows_of(samples.width)
+        return 1 if samples.are_batches else self.most_rows * samples.rows_of(samples.width)
 
     @property
     def schedules(self) -> dict[str, Schedule]:

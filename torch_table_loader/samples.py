@@ -16,6 +16,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.installed import load
 
 if TYPE_CHECKING:
+    from torch_table_loader.option_values import Budget, Pad
     from torch_table_loader.schedules import Schedule
 
 LENGTH = "seq_len"
@@ -37,6 +38,9 @@ class Samples:
     are_rows: ClassVar[bool] = True
     """Whether samples are rows of the table as they are, which the core reads itself."""
 
+    are_batches: ClassVar[bool] = False
+    """Whether each is a whole batch of rows of the table, which are what is counted then."""
+
     records: ClassVar[tuple[str, ...]] = ()
     """The keys of what states say of samples that are gathered; see `StateRecord`."""
 
@@ -45,9 +49,6 @@ class Samples:
 
     guest: ClassVar[str] = ""
     """The guest that makes samples that are no rows."""
-
-    why_not_mixed: ClassVar[str | None] = None
-    """What keeps rows of several splits from being mixed, with the remedy; None if nothing does."""
 
     @property
     def parts(self) -> Any:
@@ -82,6 +83,9 @@ class Samples:
     def rows_of(self, width: int) -> int:
         """Return how many rows of a stream make a sample."""
         return width if self.joins_rows else 1
+
+    def warn_of(self, counts: SampleCounts | None) -> None:
+        """Warn of what the samples of a table hold, as was counted."""
 
     @property
     def changes_by_round(self) -> bool:
@@ -136,6 +140,35 @@ ONE_BY_ONE = Samples()
 """Rows of the table as they are."""
 
 
+@dataclass(frozen=True, slots=True)
+class FilledSamples(Samples):
+    """Batches of a budget as samples of a stream.
+
+    Args:
+        pad: how lists are padded, if their padding counts.
+        delivers_length: whether batches have the column of lengths.
+    """
+
+    budget: Budget
+    pad: Pad | None = None
+    delivers_length: bool = True
+
+    word: ClassVar[str] = "batch"
+    title: ClassVar[str] = "batches of a budget"
+    are_rows: ClassVar[bool] = False
+    are_batches: ClassVar[bool] = True
+    guest: ClassVar[str] = "budgets"
+
+    def reads(self, asked: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the columns that are read, in order."""
+        return asked if asked is None or self.delivers_length else [*asked, self.budget.length]
+
+    def warn_of(self, counts: SampleCounts | None) -> None:
+        """Warn of rows that are longer than a batch."""
+        if counts is not None and (longer := counts.numbers["longer"]):
+            self.budget.warn_of(longer, counts.numbers["rows"] or 0)
+
+
 class SamplesOption(ABC):
     """The value of an option that asks for samples that are made of rows, such as `Pack`."""
 
@@ -188,6 +221,11 @@ class SampleCounts(ABC):
     @abstractmethod
     def samples(self) -> int | None:
         """How many samples there are."""
+
+    @property
+    def rows_held(self) -> int | None:
+        """The rows of the table in them, where a sample is a whole batch; None where samples themselves count."""
+        return None
 
     @property
     @abstractmethod

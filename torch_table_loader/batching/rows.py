@@ -191,6 +191,9 @@ class RowsCodec(ABC, Generic[R]):
     views_at_once: int = 0
     """How many batches are cut at a time when they are taken, where cutting only makes views; 0 where it does more."""
 
+    keeps_runs: bool = False
+    """Whether windows permute runs of rows that belong together, which only decoded rows tell, and not each row."""
+
     together: Sequence[Mapping[int, np.dtype[Any]]] = ()
     """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
 
@@ -201,6 +204,18 @@ class RowsCodec(ABC, Generic[R]):
         Raises:
             TableError: a null in a column that may have none, or columns that are not the schema's.
         """
+
+    def permuted_runs(self, rows: R, order_of: Callable[[int], NDArray[np.int64]]) -> R:
+        """Copy rows in another order, where the codec keeps runs together; padding comes last.
+
+        Args:
+            order_of: returns the run at each place, given how many there are.
+        """
+        raise NotImplementedError
+
+    def padded(self, rows: R, padding: NDArray[np.bool_]) -> R:
+        """View rows of which some are padding, where the codec keeps runs together."""
+        raise NotImplementedError
 
     @abstractmethod
     def decode_plain(self, columns: Sequence[pa.Array]) -> R:
@@ -312,7 +327,7 @@ class CollectedParts(Collected[R]):
 
     @override
     def add(self, rows: R, start: int, stop: int) -> None:
-        part = rows.slice(start, stop)
+        part = rows if stop - start == rows.num_rows else rows.slice(start, stop)
         self._parts.append(self._codec.concat([part]) if 2 * part.num_rows <= rows.num_rows else part)
         self.num_rows += part.num_rows
 
@@ -443,22 +458,15 @@ class WindowShuffle(Generic[R]):
     """The shuffle buffer: permutes a run of chunks inside windows of `window` rows; only the last may be shorter.
 
     Args:
-        permutation_of: ``(window_index, length)`` to a permutation of ``range(length)``: row i of the window that
-            comes out is row ``permutation[i]`` of what went in.
+        permute: returns a copy of the rows of a window, whose number is given, in their order.
     """
 
-    __slots__ = ("_codec", "_index", "_permutation_of", "_waiting", "_window")
+    __slots__ = ("_codec", "_index", "_permute", "_waiting", "_window")
 
-    def __init__(
-        self,
-        codec: RowsCodec[R],
-        window: int,
-        permutation_of: Callable[[int, int], NDArray[np.int64]],
-        first_window: int = 0,
-    ) -> None:
+    def __init__(self, codec: RowsCodec[R], window: int, permute: Callable[[int, R], R], first_window: int = 0) -> None:
         self._codec = codec
         self._window = window
-        self._permutation_of = permutation_of
+        self._permute = permute
         self._index = first_window
         self._waiting = codec.collected(window)
 
@@ -484,9 +492,9 @@ class WindowShuffle(Generic[R]):
             yield self._permuted(self._waiting.taken())
 
     def _permuted(self, rows: R) -> R:
-        order = self._permutation_of(self._index, rows.num_rows)
+        found = self._permute(self._index, rows)
         self._index += 1
-        return rows.take(order)
+        return found
 
 
 class WindowDeal(Generic[R]):

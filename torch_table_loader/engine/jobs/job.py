@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -58,6 +58,9 @@ class Asked:
     changes: int = 0
 
 
+_NOTHING = Asked()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(ABC):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
@@ -76,7 +79,6 @@ class Job(ABC):
     row_bytes: int
     columns: pa.Schema
     fork_safe: bool
-    asked: Asked = field(default_factory=Asked)
 
     can_be_mixed: ClassVar[bool] = False
     """Whether the job may become a source of a mixture, which takes steps of its own."""
@@ -87,6 +89,11 @@ class Job(ABC):
         """The tables, by name of their source; a table alone has the name ""."""
 
     kind: ClassVar[Kind]
+
+    @property
+    def asked(self) -> Asked:
+        """What the caller asks of epochs that run."""
+        return _NOTHING
 
     @property
     @abstractmethod
@@ -156,7 +163,7 @@ class Job(ABC):
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
         options = self.options
-        asked = self.unit_bytes, options.most_rows, options.prefetch_batches
+        asked = self.unit_bytes, options.batch_rows, options.prefetch_batches
         return blocks_of_a_process(*asked, collated=options.calls_functions, memory=options.memory)
 
     def with_lanes(self, lanes: int) -> Self:

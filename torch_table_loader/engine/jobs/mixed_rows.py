@@ -14,6 +14,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import written_exclusions
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
+from torch_table_loader.engine.jobs.mixed_sources import AskedWeights, MixedSources
 from torch_table_loader.engine.jobs.mixture_form import (
     checked_weights,
     common_columns,
@@ -21,9 +22,8 @@ from torch_table_loader.engine.jobs.mixture_form import (
     resolve_block,
     share_notes,
 )
-from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
-from torch_table_loader.engine.jobs.mixture_record import RECORD, SavedMixture, Weights, refuse, shares_of
-from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.jobs.mixture_record import RECORD, Weights, refuse, shares_of
+from torch_table_loader.engine.jobs.resolve import topology_of, warn_of_uneven_batches, with_padding
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.saved_state import Bound
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.state_records import Written
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.indexed_work import CutStream
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
@@ -51,18 +52,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MixedRows(MixtureJob, IndexedJob):
+class MixedRows(IndexedJob):
     """One rank's share of the items of several row stores, in the order of a mixture.
 
     Args:
         block: rows in which each source has its share; 0: every row.
     """
 
-    sources: Mapping[str, TableItems]
+    mixed: MixedSources[TableItems]
     block: int
     copies = 2  # rows of several stores are gathered apart and then joined
     strategy = "a mixture of rows"
-    unused = ("shuffle", "shuffle_seed")
 
     @classmethod
     def of(
@@ -102,28 +102,53 @@ class MixedRows(MixtureJob, IndexedJob):
             fork_safe=fork_safe,
             columns=columns,
             live_rows=sum(rows.live_rows for rows in own.values()),
-            sources=own,
-            given=given,
-            stop=stop,
+            mixed=MixedSources(
+                by_name=own,
+                given=given,
+                stop=stop,
+                asked=AskedWeights(newest=given),
+                unused=("shuffle", "shuffle_seed"),
+            ),
             block=block,
-            asked=AskedWeights(newest=given),
         )
+
+    @property
+    @override
+    def asked(self) -> AskedWeights:
+        return self.mixed.asked
+
+    @property
+    def sources(self) -> Mapping[str, TableItems]:
+        """The sources by name."""
+        return self.mixed.by_name
+
+    @property
+    @override
+    def tables(self) -> Mapping[str, Table]:
+        return self.mixed.tables
+
+    @property
+    @override
+    def bounds(self) -> Mapping[str, Bound]:
+        return self.mixed.bounds
 
     @cached_property
     @override
     def bound(self) -> Bound:
-        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": self.block, **self.stop.as_dict})
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": self.block, **self.mixed.stop.as_dict})
 
     @property
     @override
     def compared(self) -> Mapping[str, Any]:
         exclusions = {name: rows.exclusions.newest.digest for name, rows in self.sources.items()}
-        return {**super().compared, "exclusions": exclusions}
+        return {**self.mixed.compared(self.bound), **self._compared_options, "exclusions": exclusions}
 
-    @override
     def with_sources(self, sources: Mapping[str, TableItems]) -> MixedRows:
-        mixed = super().with_sources(sources)
-        return replace(mixed, live_rows=sum(rows.live_rows for rows in mixed.sources.values()))
+        """Return the same mixture over other versions of its sources."""
+        mixed = self.mixed.others(sources)
+        own = mixed.by_name
+        live_rows = sum(rows.live_rows for rows in own.values())
+        return replace(self, mixed=mixed, columns=common_columns(own, self.options), live_rows=live_rows)
 
     @property
     @override
@@ -132,7 +157,7 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def start(self, epoch: int) -> SamplePosition:
-        return self._started(epoch, self._weights_at(epoch), self._exclusions_of(epoch), self._coming(epoch))
+        return self._started(epoch, self.mixed.weights_at(epoch), self._exclusions_of(epoch), self.mixed.coming(epoch))
 
     def _started(
         self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions], coming: frozenset[str]
@@ -143,7 +168,7 @@ class MixedRows(MixtureJob, IndexedJob):
         about: dict[str, Any] = {"exclusions": versions, "rows": rows, "width": length}
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
         begun = SamplePosition(epoch, self._stage(epoch), mixture=mixture, **about)
-        mixture, total = begun.ending(self.stop, coming)
+        mixture, total = begun.ending(self.mixed.stop, coming)
         return replace(begun, mixture=mixture, total=total)
 
     def _exclusions_of(self, epoch: int) -> dict[str, ExclusionVersions]:
@@ -159,30 +184,52 @@ class MixedRows(MixtureJob, IndexedJob):
             rows.exclusions.begin(position.epoch, position.exclusions[name].running)
 
     @property
-    @override
     def sizes(self) -> dict[str, int]:
+        """Items of each source in an epoch that begins later."""
         return self._rows(self._newest_exclusions, 0, self._length_at(0))
 
-    @override
     def check_weights(
         self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
     ) -> Weights:
+        """Return weights that an epoch can begin with, as the smallest integers.
+
+        Args:
+            coming: sources that may have a weight later.
+
+        Raises:
+            ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
+        """
         newest = checked_weights(weights, self.sources)
         resolve_block(newest, "rows", self.block, self.samples)
         self._started(epoch, newest, self._newest_exclusions, coming)
         return newest
 
     @override
+    def current(self, position: SamplePosition) -> SamplePosition:
+        return self.reweighted(position, self.mixed.weights_at(position.epoch, self._done(position)))
+
+    @override
+    def next_stage(self, position: SamplePosition) -> SamplePosition:
+        return self.current(position)
+
+    def _coming(self, position: SamplePosition) -> frozenset[str]:
+        return self.mixed.coming(position.epoch, self._done(position))
+
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
-        coming = self._coming(position.epoch, position)
-        position = position.reweighted(None if isinstance(weights, str) else weights, self.stop, coming)
-        if position.width and self._cuts_anywhere:
+        """Return a position with other weights for the steps that come; the position itself if it has them.
+
+        Raises:
+            ConfigError: a source with a weight has no row.
+        """
+        coming = self._coming(position)
+        position = position.reweighted(None if isinstance(weights, str) else weights, self.mixed.stop, coming)
+        if position.width and self.samples.cut_anywhere:
             position = self._cut_anew(position)
         if "global_batch_size" not in self.schedules or position.stage.topology.has_batches_of(
             self._topology_of(position.epoch, self._done(position))
         ):
             return position
-        return IndexedJob.next_stage(self, position)
+        return super().next_stage(position)
 
     def _cut_anew(self, position: SamplePosition) -> SamplePosition:
         """Return the position with sequences of the next step's length, in a new stage, if they have another.
@@ -203,14 +250,17 @@ class MixedRows(MixtureJob, IndexedJob):
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
         recounted = mixture.recounted(place, before, rows, (position.width, length))
-        coming = self._coming(position.epoch, position)
-        return position.mixed_anew(recounted, self.stop, coming, rows=rows, width=length, origins=origins)
+        coming = self._coming(position)
+        return position.mixed_anew(recounted, self.mixed.stop, coming, rows=rows, width=length, origins=origins)
 
-    @override
     def had_of(self, position: SamplePosition) -> dict[str, tuple[int, int]]:
+        """Return how many items of each source an epoch has had before a position, and how many a round has.
+
+        Items are rows or sequences; tokens, where documents are cut anywhere.
+        """
         mixture = position.mixed
         turns = dict(zip(mixture.names, mixture.rows_before(position.consumed), strict=True))
-        if not self._cuts_anywhere:
+        if not self.samples.cut_anywhere:
             return {name: (turn, position.rows[name]) for name, turn in turns.items()}
         found = {}
         for name, own in self._turns(position).items():
@@ -261,12 +311,13 @@ class MixedRows(MixtureJob, IndexedJob):
     @property
     @override
     def own_records(self) -> tuple[str, ...]:
-        return (*super().own_records, *self.samples.records)
+        return (RECORD.key, *self.samples.records)
 
     @override
     def records(self, position: SamplePosition) -> dict[str, Written]:
         versions = {name: own.versions(position.exclusions[name].running) for name, own in self.sources.items()}
-        found = {**self._record(position, [shares_of(position)]), **written_exclusions(versions)}
+        weights = self.mixed.weights_at(position.epoch, self._done(position))
+        found = {**self.mixed.written(self.bound, weights, [shares_of(position)]), **written_exclusions(versions)}
         if not self.samples.are_rows:
             found |= self.samples.parts.record_of(position, self._anchors(position))
         return found
@@ -299,15 +350,13 @@ class MixedRows(MixtureJob, IndexedJob):
                 continue
             versions[name] = own.exclusions_in(saved, name)
             sources[name] = replace(own, exclusions=ExclusionState(versions[name], epoch))
-        mixture = cast("SavedMixture", saved.records[RECORD.key])
-        newest = mixture.newest if mixture.given == self.given else self.given
-        mixed = replace(self, sources=sources, asked=AskedWeights(newest=newest))
-        if not (taken.width and self._cuts_anywhere):  # a state of other sources alone may have another form
+        mixed = replace(self, mixed=self.mixed.others(sources).resumed(saved))
+        if not (taken.width and self.samples.cut_anywhere):  # a state of other sources alone may have another form
             taken = replace(taken, width=self._width, origin=self._width * taken.mixed.shares.start)
         rows = mixed._rows(versions, epoch, taken.width)
         position = mixed._checked(replace(taken, exclusions=versions, rows=rows, ended=False))
         position = replace(position, stage=mixed._stage(epoch, position))
-        position = mixed.reweighted(position, mixed._weights_at(epoch, position))
+        position = mixed.reweighted(position, mixed.mixed.weights_at(epoch, mixed._done(position)))
         origins = {name: origin for name, origin in position.origins.items() if name in sources}
         position = replace(position, origins=origins)
         if not self.samples.are_rows and (anchors := self.samples.parts.anchors_in(saved)):
@@ -329,10 +378,10 @@ class MixedRows(MixtureJob, IndexedJob):
             self._refuse_origins(position)
         if start.start == position.start == total or not all(name in rows for name in mixture.names):
             return position
-        mixture, length = position.ending(self.stop, self._coming(position.epoch, position))
-        lengths = {length, position.ending(self.stop, frozenset(rows))[1]}
+        mixture, length = position.ending(self.mixed.stop, self._coming(position))
+        lengths = {length, position.ending(self.mixed.stop, frozenset(rows))[1]}
         if total not in lengths:
-            lengths.add(position.ending(self.stop)[1])
+            lengths.add(position.ending(self.mixed.stop)[1])
         asked = None
         if mixture.natural and position.start < length:
             counts = {name: rows[name] for name in mixture.names}
@@ -354,7 +403,7 @@ class MixedRows(MixtureJob, IndexedJob):
             ResumeError: names the origin.
         """
         mixture, origins = position.mixed, position.origins
-        if not self._cuts_anywhere:
+        if not self.samples.cut_anywhere:
             refuse(f"origins {origins!r} of sequences, and here documents are not cut anywhere")
         before = dict(zip(mixture.names, mixture.shares.before, strict=True))
         for name, own in self._turns(position).items():
@@ -366,6 +415,19 @@ class MixedRows(MixtureJob, IndexedJob):
         if isinstance(other, MixedRows):
             for name, rows in self.sources.items():
                 rows.exclusions.warn_of_undone(other.sources[name].exclusions, f" of source {name!r}")
+
+    @override
+    def refuse_nulls(self) -> None:
+        self.mixed.refuse_nulls()
+
+    @override
+    def close_clients(self) -> None:
+        self.mixed.close_clients()
+
+    @override
+    def warn_of_uneven_steps(self) -> None:
+        *_, last = self.stages(self.start(0))
+        warn_of_uneven_batches(last.batches(self.rank))
 
     @override
     def open(self, position: SamplePosition) -> None:
@@ -433,7 +495,7 @@ class MixedRows(MixtureJob, IndexedJob):
             *sources,
             *self.samples.notes,
             *stores,
-            f"{held}; the epoch ends {self.stop.in_words()}",
+            f"{held}; the epoch ends {self.mixed.stop.in_words()}",
         ]
 
     def _told_sizes(self, position: SamplePosition) -> tuple[dict[str, int], dict[str, int] | None]:

@@ -14,15 +14,15 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.indexed_job import PlacedJob
+from torch_table_loader.engine.jobs.mixed_sources import AskedWeights, MixedSources
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
     places_of,
     share_notes,
     stream_weights,
 )
-from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
-from torch_table_loader.engine.jobs.mixture_record import RECORD, SavedMixture, Weights, refuse
-from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.jobs.mixture_record import RECORD, Weights, refuse
+from torch_table_loader.engine.jobs.resolve import topology_of, warn_of_uneven_batches, with_padding
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.saved_state import Kind, SavedState
     from torch_table_loader.engine.state_records import Written
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
@@ -61,18 +62,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MixedStreams(MixtureJob, PlacedJob):
+class MixedStreams(PlacedJob):
     """One rank's share of several tables that are read split by split.
 
     Args:
         fetching: how remote files are fetched, with one budget for all sources.
     """
 
-    sources: Mapping[str, StreamJob]
+    mixed: MixedSources[StreamJob]
     fetching: FetchSettings
     rounds: Mapping[str, Rounds] = field(init=False)
     kind: ClassVar[Kind] = "splits"
-    unused = ("shuffle_seed",)
 
     def __post_init__(self) -> None:
         """Count the items of all sources."""
@@ -113,41 +113,79 @@ class MixedStreams(MixtureJob, PlacedJob):
             schedules=options.schedules,
             row_bytes=max(_item_bytes(source) for source in sources.values()),
             fork_safe=all(source.fork_safe for source in sources.values()),
-            sources=dict(sources),
+            mixed=MixedSources(
+                by_name=dict(sources),
+                given=given,
+                stop=stop,
+                asked=AskedWeights(newest=given),
+                unused=("shuffle_seed",),
+            ),
             columns=columns,
-            given=given,
-            stop=stop,
-            asked=AskedWeights(newest=given),
             fetching=fetching,
         )
+
+    @property
+    @override
+    def asked(self) -> AskedWeights:
+        return self.mixed.asked
+
+    @property
+    def sources(self) -> Mapping[str, StreamJob]:
+        """The sources by name."""
+        return self.mixed.by_name
+
+    @property
+    @override
+    def tables(self) -> Mapping[str, Table]:
+        return self.mixed.tables
+
+    @property
+    @override
+    def bounds(self) -> Mapping[str, Bound]:
+        return self.mixed.bounds
 
     @cached_property
     @override
     def bound(self) -> Bound:
-        own = {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.as_dict}
+        own = {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.mixed.stop.as_dict}
         return Bound({}, own | self.samples.bound)
 
     @property
     @override
+    def compared(self) -> Mapping[str, Any]:
+        return {**self.mixed.compared(self.bound), **self._compared_options}
+
+    def with_sources(self, sources: Mapping[str, StreamJob]) -> MixedStreams:
+        """Return the same mixture over other versions of its sources."""
+        mixed = self.mixed.others(sources)
+        return replace(self, mixed=mixed, columns=common_columns(mixed.by_name, self.options))
+
+    @property
+    @override
+    def own_records(self) -> tuple[str, ...]:
+        return (RECORD.key,)
+
+    @property
     def sizes(self) -> dict[str, int]:
+        """Items of each source in an epoch that begins later."""
         width = self._width_at(0)
         return {name: rounds.items(width) for name, rounds in self.rounds.items()}
 
     def _width_at(self, epoch: int, step: int = 0) -> int:
         """Return the rows of an item at a step: the tokens of a sequence, where documents are cut anywhere."""
-        return self._length_at(epoch, step) if self._cuts_anywhere else 1
+        return self._length_at(epoch, step) if self.samples.cut_anywhere else 1
 
-    @override
     def check_weights(
         self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
     ) -> Weights:
+        """Return weights that an epoch can begin with, as the smallest integers; see `MixedRows.check_weights`."""
         newest = stream_weights(weights, self.sources, "rows", None, self.samples)
         self._begun(epoch, newest, coming=coming)
         return newest
 
     @override
     def start(self, epoch: int) -> MixedPosition:
-        return self._begun(epoch, self._weights_at(epoch))
+        return self._begun(epoch, self.mixed.weights_at(epoch))
 
     @override
     def kept_shape(self, position: MixedPosition) -> bool:
@@ -176,34 +214,57 @@ class MixedStreams(MixtureJob, PlacedJob):
         Args:
             coming: sources that have a weight later; None: those of the schedule.
         """
-        coming = self._coming(epoch, before) if coming is None else coming
+        done = Done() if before is None else self._done(before)
+        coming = self.mixed.coming(epoch, done) if coming is None else coming
         past = () if before is None else before.stages if before.stage.steps else before.past
         by_name = None if isinstance(weights, str) else weights
-        done = Done() if before is None else self._done(before)
         topology, width = self._topology_of(epoch, done), self._width_at(epoch, done.steps)
-        return begun(epoch, self.rounds, by_name, topology, self.stop, past, width, coming)
+        return begun(epoch, self.rounds, by_name, topology, self.mixed.stop, past, width, coming)
 
     @override
+    def current(self, position: MixedPosition) -> MixedPosition:
+        return self.reweighted(position, self.mixed.weights_at(position.epoch, self._done(position)))
+
+    @override
+    def next_stage(self, position: MixedPosition) -> MixedPosition:
+        return self.current(position)
+
+    @override
+    def refuse_nulls(self) -> None:
+        self.mixed.refuse_nulls()
+
+    @override
+    def close_clients(self) -> None:
+        self.mixed.close_clients()
+
+    @override
+    def warn_of_uneven_steps(self) -> None:
+        *_, last = self.stages(self.start(0))
+        warn_of_uneven_batches(last.batches(self.rank))
+
     def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
+        """Return a position with other weights for the steps that come; see `MixedRows.reweighted`."""
         if position.consumed == position.total or self._stays(position, weights):
             return position
         return self._begun(position.epoch, weights, position)
 
     @override
     def records(self, position: MixedPosition) -> dict[str, Written]:
-        return self._record(position, position.shares())
+        weights = self.mixed.weights_at(position.epoch, self._done(position))
+        return self.mixed.written(self.bound, weights, position.shares())
 
     @override
     def resume(self, saved: SavedState) -> tuple[MixedStreams, MixedPosition]:
         """Return the mixture with the state's weights, and where it continues; see `MixedRows.resume`."""
-        position, mixture = cast("MixedPosition", saved.taken), cast("SavedMixture", saved.records[RECORD.key])
-        if not self._cuts_anywhere and (cut := [each.deal.width for each in position.stages if each.deal.width > 1]):
+        position = cast("MixedPosition", saved.taken)
+        if not self.samples.cut_anywhere and (
+            cut := [each.deal.width for each in position.stages if each.deal.width > 1]
+        ):
             refuse(f"sequences of {cut[0]} tokens, and here documents are not cut anywhere")
-        refuse_other_orders(position, self.rounds, self.stop)
+        refuse_other_orders(position, self.rounds, self.mixed.stop)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
-        asked = AskedWeights(newest=mixture.newest if mixture.given == self.given else self.given)
-        job = replace(self.with_lanes(lanes), asked=asked)
-        newest = job._weights_at(position.epoch, position)
+        job = replace(self.with_lanes(lanes), mixed=self.mixed.resumed(saved))
+        newest = job.mixed.weights_at(position.epoch, job._done(position))
         same_shape = position.stage.topology == job._topology_of(position.epoch, job._done(position))
         over = position.consumed == position.total
         if same_shape and job._stays(position, newest) and (over or job._ends_there(position)):
@@ -223,8 +284,8 @@ class MixedStreams(MixtureJob, PlacedJob):
 
     def _ends_there(self, position: MixedPosition) -> bool:
         """Return whether the newest stage ends where this job ends it, whatever weights the saved one had later."""
-        coming = self._coming(position.epoch, position)
-        return begun_as(position.deal, position, self.rounds, self.stop, coming).total == position.deal.total
+        coming = self.mixed.coming(position.epoch, self._done(position))
+        return begun_as(position.deal, position, self.rounds, self.mixed.stop, coming).total == position.deal.total
 
     @override
     def _until(self, position: Any) -> int | None:
@@ -325,8 +386,8 @@ class MixedStreams(MixtureJob, PlacedJob):
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
         )
 
-    @override
     def had_of(self, position: MixedPosition) -> dict[str, tuple[int, int]]:
+        """Return how many items of each source an epoch has had before a position; see `MixedRows.had_of`."""
         had = had_of(self.rounds, position.epoch, position.stages)
         return {name: (had[name], own.items(1)) for name, own in self.rounds.items()}
 
@@ -344,7 +405,7 @@ class MixedStreams(MixtureJob, PlacedJob):
         return self._width_at(0) if not self.changes_length else 1
 
     def _notes(self, position: MixedPosition) -> list[str]:
-        deal, shares = position.deal, sum(position.deal.by_name.values())
+        deal, shares, stop = position.deal, sum(position.deal.by_name.values()), self.mixed.stop
         what = self.samples.word
         counted = what if not self.changes_length else "token"
         sizes = {name: own.items(self._told_width) for name, own in self.rounds.items()}
@@ -353,7 +414,7 @@ class MixedStreams(MixtureJob, PlacedJob):
         return [
             *share_notes(tuple(self.sources), sizes, weights, self._delivered(position), counted),
             *self.samples.notes,
-            (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.in_words(what)}"),
+            (f"{every} each source has its share, to within one {what}; the epoch ends {stop.in_words(what)}"),
         ]
 
 
@@ -404,6 +465,10 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
         "shuffle_buffer_size=": (
             options.row_window is not None or options.limits_memory,
             "leave it out; splits are shuffled",
+        ),
+        "shuffle_buffer_size= beside shuffle=True": (
+            options.window is not None and source.topology.mixing is not None,
+            'pass shuffle="splits"; documents are then shuffled in each row group',
         ),
         "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
         "even_ranks=": (bool(options.even_ranks), "pass it to the mixture"),

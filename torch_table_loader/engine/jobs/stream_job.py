@@ -32,7 +32,6 @@ from torch_table_loader.planning.rows_of import (
     RowSpan,
     file_of_batch,
     first_step_of,
-    runs_of_batch,
     spans_of_batch,
     spans_of_ids,
 )
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.planner import Planner
+    from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.saved_state import Kind, SavedState
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
@@ -70,6 +70,7 @@ class StreamJob(Job):
 
     Args:
         read_rows: rows that a lane reads at a time.
+        units: what batches count, where splits are mixed.
         stage: makes other rows from the live ones; None delivers them as they are.
     """
 
@@ -79,6 +80,7 @@ class StreamJob(Job):
     strategy: Strategy
     planner: Planner
     read_rows: int
+    units: Units
     splits_digest: str
     fetching: FetchSettings
     stage: RowStage | None = None
@@ -272,7 +274,7 @@ class StreamJob(Job):
     def work(self, position: StreamPosition) -> StreamWork:
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
-            reader = reader.of_epoch(self._stage_key(position.epoch), shuffle=bool(self.options.shuffle))
+            reader = reader.of_epoch(self.stage_key(position.epoch), shuffle=bool(self.options.shuffle))
         segments = planned.segments
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
@@ -286,7 +288,7 @@ class StreamJob(Job):
             seed=self.options.shuffle_seed,
             fetching=self.fetching,
             readers=self._readers,
-            read_rows=self.read_rows,
+            read_rows=self.units.of_rows(self.read_rows),
         )
 
     @property
@@ -308,10 +310,7 @@ class StreamJob(Job):
         about = planned.plan, planned.segments, planned.windows, key
         if self.samples.are_rows:
             return spans_of_batch(*about, self.planner.live_before, step, most)
-        pieces = runs_of_batch(*about, step)
-        tasks = (segments.task(*run) for segments, runs in pieces for run in runs)
-        width = planned.plan.batch_size // self.options.most_rows
-        ids = self.rows_under(tasks, self._stage_key(position.epoch), width)
+        ids: Ints = self.samples.parts.rows_of_step(self, position, step, self._length_of(position))
         return spans_of_ids(self.table.layout, ids)[:most]
 
     def rows_under(self, tasks: Iterable[ReadTask], key: Key, width: int) -> Ints:
@@ -325,7 +324,12 @@ class StreamJob(Job):
         found: Ints = self.samples.parts.rows_under(self, tasks, key, width)
         return found
 
-    def _stage_key(self, epoch: int) -> Key:
+    @property
+    def block(self) -> int | None:
+        """The live rows that a stage orders together, where no window does; None: as it asks for itself."""
+        return None if self.topology.shuffle_buffer_size is not None else self.options.window
+
+    def stage_key(self, epoch: int) -> Key:
         """Return what decides by chance how samples are made in an epoch."""
         return derive_key(self.options.shuffle_seed, epoch, "packs")
 
@@ -427,13 +431,17 @@ class StreamJob(Job):
 
     @override
     def num_rows(self, epoch: int) -> int | None:
-        live = self.planner.plan(self.start(epoch), self.rank).segments.live_rows
+        segments = self.planner.plan(self.start(epoch), self.rank).segments
+        live = segments.live_rows
         whole_table = self.strategy.cuts and self.planner.counted and bool((live >= 0).all())
-        return int(live.sum()) if whole_table else None
+        if not whole_table:
+            return None
+        made = self.planner.made_of(segments) if self.samples.are_batches else None
+        return int(live.sum()) if made is None else made.rows_held
 
     @override
     def num_samples(self, epoch: int) -> int | None:
-        if self.samples.are_rows:
+        if self.samples.are_rows or self.samples.are_batches:
             return self.num_rows(epoch)
         start = self.start(epoch)
         counts = self._counts_of(start, self.planner.plan(start, self.rank))
@@ -445,7 +453,7 @@ class StreamJob(Job):
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
         codec = self._codec(self.schema(start), self._options_at(start))
-        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec)
+        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec, self.units)
         of_lane, opened = lane_bytes(self, reading, planned)
         fetched, held = None, 0
         if self.is_far:
@@ -548,7 +556,8 @@ class StreamJob(Job):
                 + ("; shuffle=True mixes their rows" if reason is None else f", since {reason}")
             ]
         side_by_side = f"up to {mixing.splits} splits that are read side by side"
-        drawn = f"each batch draws on {side_by_side}, in windows of {window:,} rows"
+        makes = "rows" if self.stage is None else self.stage.makes
+        drawn = f"each batch draws on {side_by_side}, in windows of {window:,} {makes}"
         if mixing.splits < OPEN_SPLITS:
             drawn += '; row groups are too large to read more at once: smaller ones, or shuffle="rows", mix better'
         if self.options.processes and self.options.lanes > 1:

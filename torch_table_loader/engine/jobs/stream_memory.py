@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.planner import PlannedStream
+    from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.table import Table
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.read.row_stage import RowStage
@@ -30,6 +31,7 @@ class Reading(NamedTuple):
         rows: that it reads at a time, of these columns.
         threads: that read splits side by side, where they are mixed; else 0.
         codec: of the rows.
+        units: what batches count.
     """
 
     table: Table
@@ -38,13 +40,15 @@ class Reading(NamedTuple):
     stage: RowStage | None
     threads: int
     codec: RowsCodec[Any]
+    units: Units
 
 
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
     options, window, opened = job.options, planned.plan.window or 0, 1
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
-    rows = rows_in_flight(options, max(window, reading.rows), job.blocks) + 2 * window + min(window, reading.rows)
+    most = max(window, reading.rows, options.most_rows)
+    rows = rows_in_flight(options, most, job.blocks) + 2 * window + min(window, reading.rows)
     held = rows * job.row_bytes
     if (mixing := job.topology.mixing) is not None:
         opened = min(mixing.splits, len(planned.segments.splits))
@@ -54,9 +58,14 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
     if reading.stage is None or job.batches_at_once is None:
         return held, open_bytes
-    documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
+    block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
+    documents = 2 * max(reading.rows, block) * job.row_bytes
     batches = batches_in_flight(options, job.batches_at_once, job.blocks)
-    return (window + batches * options.batch_rows) * job.unit_bytes, open_bytes + documents
+    made = batches * options.batch_rows * job.unit_bytes
+    if job.topology.mixing is not None:  # each split that is open, or read ahead, has a block of its own
+        blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes
+        return held + made, open_bytes + documents + blocks
+    return window * job.unit_bytes + made, open_bytes + documents
 
 
 def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:
@@ -65,11 +74,14 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     A piece of a window keeps the whole read that it views. Two reads are in use beside those of the open splits, others
     wait, and a piece may span several. Decoded rows have a null bit for each column.
     """
-    window = planned.plan.window or 0
+    window, units = planned.plan.window or 0, reading.units
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)
-    most = min(reading.rows, int(planned.segments.live_rows.max(initial=0)))
-    read = (opened + 2 + reads_ahead(reading.threads)) * most + window // max(1, opened)
-    return rows * job.row_bytes + read * (job.row_bytes + -(-len(reading.columns) // 8))
+    most = min(reading.rows, units.in_rows(int(planned.segments.live_rows.max(initial=0))))
+    read = (opened + 2 + reads_ahead(reading.threads)) * most + units.in_rows(window // max(1, opened))
+    kept = units.num_bytes * units.of_rows(read)
+    if reading.stage is None:
+        kept = read * (job.row_bytes + -(-len(reading.columns) // 8))
+    return rows * units.num_bytes + kept
 
 
 def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None) -> int:

@@ -19,7 +19,7 @@ from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.taken_files import PlannedFiles
-from torch_table_loader.planning.windows import Dealing, Stretch, permuted, stretches
+from torch_table_loader.planning.windows import Dealing, Stretch, order_of, order_of_runs, stretches
 from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
 from torch_table_loader.records import PADDING_COLUMN
 
@@ -227,12 +227,15 @@ class StreamWork(LaneWork):
         self, stretch: Stretch, size: int, length: int, first: int = 0
     ) -> WindowShuffle[Any] | WindowDeal[Any]:
         """Return what shuffles the rows of a stretch; only where they are dealt it matters how many these are."""
-        if not stretch.dealt:
-            return WindowShuffle(self.codec, size, partial(self._order, stretch), first)
-        return WindowDeal(self.codec, size, length, partial(self._dealing, stretch), first)
+        if stretch.dealt and not self.codec.keeps_runs:
+            return WindowDeal(self.codec, size, length, partial(self._dealing, stretch), first)
+        return WindowShuffle(self.codec, size, partial(self._permute, stretch), first)
 
-    def _order(self, stretch: Stretch, number: int, length: int) -> NDArray[np.int64]:
-        return permuted(length, self.seed, self.epoch, stretch.window_name(number))
+    def _permute(self, stretch: Stretch, number: int, rows: Rows) -> Rows:
+        about = rows.num_rows, stretch.dealt, self.seed, self.epoch, stretch.window_name(number)
+        if self.codec.keeps_runs:
+            return cast("Rows", self.codec.permuted_runs(rows, order_of_runs(*about)))
+        return rows.take(order_of(*about))
 
     def _dealing(self, stretch: Stretch, number: int, length: int) -> Dealing:
         return Dealing.of(length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number))
@@ -241,6 +244,12 @@ class StreamWork(LaneWork):
         """Read an older window whole, and deliver the part of its order that this lane was given."""
         [(_, start, stop)] = stretch.runs
         window = self._older_window(stretch)
+        if self.codec.keeps_runs:
+            rows = self.codec.concat(list(_views(self._read(window.segments, window.runs, read, _none))))
+            about = rows.num_rows, window.dealt, self.seed, self.epoch, window.name
+            rows = self.codec.permuted_runs(rows, order_of_runs(*about))
+            left = np.arange(stretch.start, stop - start) >= padded_from
+            return cast("Rows", self.codec.padded(rows.slice(start + stretch.start, stop), left))
         places = window.order(self.seed, self.epoch)[start + stretch.start : stop]
         padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
         padding[places] = np.arange(stretch.start, stop - start) >= padded_from
@@ -283,6 +292,10 @@ class StreamWork(LaneWork):
         """Return the task that reads a chain of pieces."""
         stop = int(runs.stop[last]) if self.plan.counted else -1
         return segments.task(int(runs.split[first]), int(runs.start[first]), stop)
+
+
+def _none(places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.zeros(len(places), dtype=np.bool_)
 
 
 def _views(parts: Iterator[Part[Rows]]) -> Iterator[Rows]:

@@ -20,6 +20,7 @@ from pyarrow import orc
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader.engine.sizing import MIXED_WINDOWS
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.formats.orc.orc import read_tail
 
@@ -205,3 +206,36 @@ def test_a_finished_epoch_opens_nothing(tables: dict[str, Path], watch: Watch) -
     _, rest, expected = resume(watch, lambda: make(tables["parquet"], "parquet", num_workers=2), FILES * ROWS // BATCH)
     assert rest == expected == []
     assert watch.opened == []
+
+
+def test_a_resumed_epoch_of_mixed_splits_decodes_at_most_a_tenth_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the end of a window, where most of what is read was delivered before."""
+    for number in range(64):
+        rows = pa.table({"x": np.arange(number * 200, (number + 1) * 200)})
+        pq.write_table(rows, tmp_path / f"{number:02}.parquet", row_group_size=50)
+    decoded: list[int] = []
+    read_row_group = pq.ParquetFile.read_row_group
+
+    def counted(file: Any, *args: Any, **options: Any) -> pa.Table:
+        table = read_row_group(file, *args, **options)
+        decoded.append(table.num_rows)
+        return table
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "shuffle": True}
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), **options)
+    steps, states = 64 * 200 // 8 // MIXED_WINDOWS, {}
+    for step, _ in enumerate(loader, 1):
+        if step % (3 * steps) == steps - 1:
+            states[step] = loader.state_dict()
+    assert sum(decoded) == 64 * 200
+    assert len(states) >= 5
+    for step, state in states.items():
+        decoded.clear()
+        again, _ = StructuredDataset.create_dataloader(str(tmp_path), **options)
+        again.load_state_dict(state)
+        left = sum(len(batch["x"]) for batch in again)
+        assert left == 64 * 200 - 8 * step
+        assert sum(decoded) - left <= 64 * 200 // 10

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.windows import Dealing
 
 
-_NEAR_BYTES = 1 << 19
+_NEAR_BYTES = 1 << 20
 """Up to here the rows of a window are collected and then dealt: any place of a column is near."""
 
 _HOT_BYTES = 1 << 18

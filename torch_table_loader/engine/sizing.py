@@ -49,7 +49,7 @@ _MIXING_SHARE = 8
 _WINDOW_SHARE = 12
 """The same of a window of all lanes together, where each lane has its own: several wait there too."""
 
-MIXED_WINDOWS = 12
+MIXED_WINDOWS = 20
 """Windows of an epoch of a rank, at least, where it has enough rows for as many."""
 
 LEAST_MIXED_BATCHES = 16
@@ -116,9 +116,9 @@ def mixing_of(
         memory: of a rank.
 
     >>> mixing_of(64, 10**6, 1024, None, 4 << 20), mixing_of(64, 10**6, 1024, 5000, 1 << 30)
-    (Mixing(rows=83333, splits=16), Mixing(rows=5000, splits=4))
+    (Mixing(rows=50000, splits=16), Mixing(rows=5000, splits=4))
     >>> mixing_of(64, 10**6, 1024, None, 4 << 20, 64 << 20)
-    Mixing(rows=65536, splits=4)
+    Mixing(rows=50000, splits=4)
     """
     splits = max(LEAST_OPEN_SPLITS, min(OPEN_SPLITS, memory // _OPEN_SHARE // max(1, held)))
     if window is None:

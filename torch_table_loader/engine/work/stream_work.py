@@ -262,12 +262,17 @@ class StreamWork(LaneWork):
 
         def begin(number: int, slot: int) -> Iterator[Rows]:
             split, last, at = int(runs.split[number]), int(chains.last[number]), int(runs.start[number])
-            for batch in read(self._task_of(segments, runs, number, last), slot):
+
+            def decoded(batch: pa.RecordBatch) -> Rows:
+                nonlocal at
                 start, at = at, at + batch.num_rows
                 if self.marks_padding:
-                    places = runs.places(number, last, start, at)
-                    batch = batch.append_column(_PADDING, pa.array(is_padding(places)))  # noqa: PLW2901
-                yield self._decoded(batch, segments, split)
+                    marks = is_padding(runs.places(number, last, start, at))
+                    batch = batch.append_column(_PADDING, pa.array(marks))
+                return self._decoded(batch, segments, split)
+
+            with closing(read(self._task_of(segments, runs, number, last), slot)) as batches:  # type: ignore[type-var]
+                yield from map(decoded, batches)  # a variable would keep a batch until the next one is read
 
         reads = SplitReads(runs, chains, begin, counted=self.plan.counted)
         mixes = self.plan.deals and self.readers
@@ -305,10 +310,11 @@ def _through(
         if left is None or part.num_rows <= left:
             yield from shuffle.push(part)
             left = None if left is None else left - part.num_rows
-            continue
-        border = part.start + left
-        yield from shuffle.push(part._replace(stop=border))
-        yield from shuffle.finish()
-        yield part._replace(start=border).rows
-        left = 0
+        else:
+            border = part.start + left
+            yield from shuffle.push(part._replace(stop=border))
+            yield from shuffle.finish()
+            yield part._replace(start=border).rows
+            left = 0
+        del part  # else its chunk stays while the next one is read
     yield from shuffle.finish()

@@ -42,9 +42,9 @@ class Reading(NamedTuple):
 
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
-    options, window, opened = job.options, planned.plan.window or 0, 1
+    options, batching, window, opened = job.options, job.batching, planned.plan.window or 0, 1
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
-    rows = rows_in_flight(options, max(window, reading.rows), job.blocks) + 2 * window + min(window, reading.rows)
+    rows = rows_in_flight(options, max(window, reading.rows), batching.blocks) + 2 * window + min(window, reading.rows)
     held = rows * job.row_bytes
     if (mixing := job.topology.mixing) is not None:
         opened = min(mixing.splits, len(planned.segments.splits))
@@ -52,11 +52,11 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if reading.rows >= reading.table.layout.group_rows.max(initial=0):
         opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
-    if reading.stage is None or job.batches_at_once is None:
+    if reading.stage is None or batching.at_once is None:
         return held, open_bytes
     documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
-    batches = batches_in_flight(options, job.batches_at_once, job.blocks)
-    return (window + batches * options.batch_rows) * job.unit_bytes, open_bytes + documents
+    batches = batches_in_flight(options, batching.at_once, batching.blocks)
+    return (window + batches * options.batch_rows) * batching.unit_bytes, open_bytes + documents
 
 
 def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:
@@ -66,7 +66,7 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     wait, and a piece may span several. Decoded rows have a null bit for each column.
     """
     window = planned.plan.window or 0
-    rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)
+    rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.batching.blocks)
     most = min(reading.rows, int(planned.segments.live_rows.max(initial=0)))
     read = (opened + 2 + reads_ahead(reading.threads)) * most + window // max(1, opened)
     return rows * job.row_bytes + read * (job.row_bytes + -(-len(reading.columns) // 8))

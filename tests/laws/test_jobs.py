@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+MOST_METHODS = 30
+
 ROOT = Path(__file__).parents[2] / "torch_table_loader"
 
 
@@ -33,6 +35,21 @@ def test_no_job_has_two_parents_that_are_jobs() -> None:
     jobs = jobs_in(ROOT)
     assert len(jobs) > 1
     assert [name for name, parents in jobs.items() if len(parents) > 1] == []
+
+
+def methods_of(root: Path) -> dict[str, int]:
+    classes = classes_in(root)
+    return {name: sum(isinstance(entry, ast.FunctionDef) for entry in classes[name].body) for name in jobs_in(root)}
+
+
+def test_no_job_has_many_methods() -> None:
+    assert {name: count for name, count in methods_of(ROOT).items() if count > MOST_METHODS} == {}
+
+
+def test_methods_are_counted(tmp_path: Path) -> None:
+    methods = "\n".join(f"    def f{number}(self): ..." for number in range(31))
+    (tmp_path / "jobs.py").write_text(f"class Job:\n    x = 1\n    def f(self): ...\nclass A(Job):\n{methods}\n")
+    assert methods_of(tmp_path) == {"Job": 1, "A": 31}
 
 
 @pytest.mark.parametrize("second", ["B", "rooms.B[int]"])

@@ -51,6 +51,11 @@ class PlacedJob(Job):
         plan = self._batches(position)
         return PlannedStage(plan, plan.longest)
 
+    @override
+    def warn_of_uneven_steps(self) -> None:
+        *_, last = self.walk.stages(self.start(0))
+        warn_of_uneven_batches(last.batches(self.rank))
+
     def _batches(self, position: Any) -> GlobalBatches:
         stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
         batches: GlobalBatches = replace(position, stage=stage).batches(self.rank)
@@ -126,17 +131,16 @@ class IndexedJob(PlacedJob):
     def start(self, epoch: int) -> SamplePosition: ...
 
     @property
-    @abstractmethod
     def length(self) -> int:
         """Items of the first epoch, where nothing is excluded; `ENDLESS` where it has no end."""
+        return self.start(0).total
 
     @override
     def warn_of_uneven_steps(self) -> None:
-        if not self.schedules:
+        if self.schedules:
+            super().warn_of_uneven_steps()
+        else:
             warn_of_uneven_batches(GlobalBatches(self.length, 0, self.topology, self.rank))
-            return
-        *_, last = self.walk.stages(self.start(0))
-        warn_of_uneven_batches(last.batches(self.rank))
 
     @override
     def kept_shape(self, position: SamplePosition) -> bool:

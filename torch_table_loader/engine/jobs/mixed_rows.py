@@ -148,11 +148,6 @@ class MixedRows(IndexedJob):
         """What comes of each source."""
         return MixedTurns(self.sources, self.columns, self.options.shuffle_seed)
 
-    @property
-    @override
-    def length(self) -> int:
-        return self.start(0).total
-
     @override
     def start(self, epoch: int) -> SamplePosition:
         return self._started(

@@ -22,7 +22,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
     stream_weights,
 )
 from torch_table_loader.engine.jobs.mixture_record import RECORD, Weights, refuse
-from torch_table_loader.engine.jobs.resolve import topology_of, warn_of_uneven_batches, with_padding
+from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
@@ -232,14 +232,9 @@ class MixedStreams(PlacedJob):
     def close_clients(self) -> None:
         self.mixed.close_clients()
 
-    @override
-    def warn_of_uneven_steps(self) -> None:
-        *_, last = self.walk.stages(self.start(0))
-        warn_of_uneven_batches(last.batches(self.rank))
-
     def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
         """Return a position with other weights for the steps that come; see `MixedRows.reweighted`."""
-        if position.consumed == position.total or self._stays(position, weights):
+        if position.consumed == position.total or _stays(self, position, weights):
             return position
         return self._begun(position.epoch, weights, position)
 
@@ -262,20 +257,12 @@ class MixedStreams(PlacedJob):
         newest = job.mixed.weights_at(position.epoch, job.done(position))
         same_shape = position.stage.topology == job.by_step.topology_of(position.epoch, job.done(position))
         over = position.consumed == position.total
-        if same_shape and job._stays(position, newest) and (over or _ends_there(job, position)):
+        if same_shape and _stays(job, position, newest) and (over or _ends_there(job, position)):
             return job, position
         if over:
             done = job._begun(position.epoch, newest, position)
             return job, MixedPosition.at(done.epoch, replace(done.deal, total=0), done.past)
         return job, job._begun(position.epoch, newest, position)
-
-    def _stays(self, position: MixedPosition, weights: Weights) -> bool:
-        """Return whether a position's stage goes on under some weights."""
-        if position.stage.steps == position.steps_until_drop or not _has(position, weights, self.sources):
-            return False
-        if position.deal.width != self._width_at(position.epoch, position.steps_taken):
-            return False
-        return position.stage.topology.has_batches_of(self.by_step.topology_of(position.epoch, self.done(position)))
 
     @override
     def until(self, position: Any) -> int | None:
@@ -284,33 +271,19 @@ class MixedStreams(PlacedJob):
 
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
-        common = self._common_work(position)
+        common, sources = self._common_work(position), self.sources
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
             **common,
             plan=self._batches(position),
             deal=position.deal,
             parts=tuple(
-                StreamPart(self.rounds[name], rests[name], self.sources[name].reader, self._form(name, common["codec"]))
+                StreamPart(self.rounds[name], rests[name], sources[name].reader, _form(self, name, common["codec"]))
                 for name in position.deal.names
             ),
-            joined_batches=self._joined_batches,
+            joined_batches=_joined_batches(self),
             fetching=self.fetching,
         )
-
-    @property
-    def _joined_batches(self) -> int:
-        """Batches of a lane that are joined of rows of all sources at once; few, as each source is decoded for them."""
-        return max(1, batches_of_a_gather(self.row_bytes, self.options.most_rows) // 4)
-
-    def _form(self, name: str, codec: RowsCodec[Any]) -> SourceForm:
-        """Return what makes items of the mixture of what is read of a source."""
-        number, schema = list(self.sources).index(name), self.sources[name].reader.schema
-        if not self.samples.are_rows:
-            policy = TypePolicy.of(self.options)
-            form: SourceForm = self.samples.parts.form_of_source(number, codec, self.columns, schema, policy)
-            return form
-        return PlainForm(number, codec, self.schema(), places_of(self.columns, schema), self.topology.marks_padding)
 
     @override
     def rows_of(self, position: MixedPosition, step: int, most: int | None = None) -> list[SourceRow]:
@@ -322,18 +295,8 @@ class MixedStreams(PlacedJob):
         rests, each = rests_of(self.rounds, position), {}
         for number, name in enumerate(names):
             found = self.rounds[name].at(rests[name], position.epoch, position.deal, places[source == number])
-            each[number] = iter([self._row_ids(name, position, item) for item in found])
+            each[number] = iter([_row_ids(self, name, position, item) for item in found])
         return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
-
-    def _row_ids(self, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
-        """Return the row ids under an item: of a row from the plan, and of what is made of rows by reading these."""
-        if self.samples.are_rows:
-            return [_row_id(name, self.rounds[name].segments, split, row) for split, row, _ in item.runs]
-        rounds = self.rounds[name]
-        key = rounds.packs_key(position.epoch, item.round)
-        tasks = (rounds.segments.task(*run) for run in item.runs)
-        found: list[int] = self.sources[name].rows_under(tasks, key, position.deal.width).tolist()
-        return found
 
     @override
     def num_rows(self, epoch: int) -> int:
@@ -346,7 +309,7 @@ class MixedStreams(PlacedJob):
 
     @override
     def explain(self, epoch: int) -> Explanation:
-        position, gathered = self.start(epoch), self._joined_batches * self.options.most_rows
+        position, gathered = self.start(epoch), _joined_batches(self) * self.options.most_rows
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
         far = any(source.is_far for source in self.sources.values())
         return self._explained_by_places(
@@ -364,6 +327,41 @@ class MixedStreams(PlacedJob):
         """Return how many items of each source an epoch has had before a position; see `MixedRows.had_of`."""
         had = had_of(self.rounds, position.epoch, position.stages)
         return {name: (had[name], own.items(1)) for name, own in self.rounds.items()}
+
+
+def _joined_batches(job: MixedStreams) -> int:
+    """Batches of a lane that are joined of rows of all sources at once; few, as each source is decoded for them."""
+    return max(1, batches_of_a_gather(job.row_bytes, job.options.most_rows) // 4)
+
+
+def _form(job: MixedStreams, name: str, codec: RowsCodec[Any]) -> SourceForm:
+    """Return what makes items of the mixture of what is read of a source."""
+    number, schema = list(job.sources).index(name), job.sources[name].reader.schema
+    if not job.samples.are_rows:
+        policy = TypePolicy.of(job.options)
+        form: SourceForm = job.samples.parts.form_of_source(number, codec, job.columns, schema, policy)
+        return form
+    return PlainForm(number, codec, job.schema(), places_of(job.columns, schema), job.topology.marks_padding)
+
+
+def _row_ids(job: MixedStreams, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
+    """Return the row ids under an item: of a row from the plan, and of what is made of rows by reading these."""
+    rounds = job.rounds[name]
+    if job.samples.are_rows:
+        return [_row_id(name, rounds.segments, split, row) for split, row, _ in item.runs]
+    key = rounds.packs_key(position.epoch, item.round)
+    tasks = (rounds.segments.task(*run) for run in item.runs)
+    found: list[int] = job.sources[name].rows_under(tasks, key, position.deal.width).tolist()
+    return found
+
+
+def _stays(job: MixedStreams, position: MixedPosition, weights: Weights) -> bool:
+    """Return whether a position's stage goes on under some weights."""
+    if position.stage.steps == position.steps_until_drop or not _has(position, weights, job.sources):
+        return False
+    if position.deal.width != job._width_at(position.epoch, position.steps_taken):
+        return False
+    return position.stage.topology.has_batches_of(job.by_step.topology_of(position.epoch, job.done(position)))
 
 
 def _ends_there(job: MixedStreams, position: MixedPosition) -> bool:

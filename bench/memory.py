@@ -11,15 +11,8 @@ from pathlib import Path
 import torch
 
 from bench.duel import contender
-from bench.pairing import peak_mib
+from bench.pairing import peak_mib, reset_peak
 from bench.tables import build
-
-_CLEAR = Path("/proc/self/clear_refs")
-
-
-def reset_peak() -> None:
-    """Set the peak to what is resident now."""
-    _CLEAR.write_text("5")
 
 
 def main() -> None:

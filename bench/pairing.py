@@ -116,6 +116,11 @@ def peak_mib() -> float:
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024  # type: ignore[index]
 
 
+def reset_peak() -> None:
+    """Set the peak to what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def best_rate(samples: tuple[Sample, ...]) -> float:
     """Give the best rows per second."""
     return max(sample.rows / sample.seconds for sample in samples)
@@ -132,4 +137,15 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-__all__ = ["ROUNDS", "Pairs", "Sample", "best_rate", "cpu_micros", "cpu_seconds", "interleave", "measure", "peak_mib"]
+__all__ = [
+    "ROUNDS",
+    "Pairs",
+    "Sample",
+    "best_rate",
+    "cpu_micros",
+    "cpu_seconds",
+    "interleave",
+    "measure",
+    "peak_mib",
+    "reset_peak",
+]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import bars, distant, mixing, report, tensors
+from bench import bars, distant, mixing, report, resident, tensors
 from bench.bars import Duel
 from bench.pairing import ROUNDS, Pairs, Sample, cpu_micros
 from bench.results import FOLDER, Found, MixRow, Outcome, Row, duel_row, keep
@@ -230,6 +230,11 @@ class Bench:
         yield Outcome("shapes whose bound is 3 times what they use, and 64 MiB more", idle, bars.IDLE_BOUNDS)
         median = statistics.median(each["bound"] / each["used"] for each in found)
         yield Outcome("bound over what is used, median", median, bars.BOUND_OVER_USED)
+        for allocator in resident.ALLOCATORS:
+            found = self._child("bench.resident", "--allocator", allocator)
+            within = sum(each["holds"] for each in found)
+            what = f"shapes of {len(found)} whose resident memory grows by at most {resident.TIMES} times their bound"
+            yield Outcome(f"{what}, {allocator}", within, len(found), at_least=True)
 
     def iceberg(self) -> Iterator[Outcome]:
         """Compare memory and planning with pyiceberg."""

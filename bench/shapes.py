@@ -25,13 +25,14 @@ import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from torch_table_loader import Pack, StructuredDataset
+from torch_table_loader import Pack, StructuredDataset, TableLoader
 from torch_table_loader.arrow import buffers
 from torch_table_loader.source.local_client import LocalClient
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
 
-COUNT = 40
+COUNT, IN_PROCESSES = 40, 8
+"""Jobs in threads, and behind them those of worker processes."""
 
 IDLE_TIMES, IDLE_BYTES = 3, 64 << 20
 """A bound is idle if it is so many times what is used, and more than so many bytes beyond."""
@@ -144,7 +145,7 @@ def passed_on(batch: Any) -> Any:
 
 
 def shape_of(number: int) -> Shape:
-    """Draw a shape; each number has its own, the same on every machine."""
+    """Draw a shape; each number has its own, the same on every machine. From `COUNT` on, processes read it."""
     rng = np.random.default_rng([49, number])
 
     def some(*values: Any) -> Any:
@@ -155,6 +156,8 @@ def shape_of(number: int) -> Shape:
     files = some(1, 3, 8)
     rows = (_TABLE_MIB[kind] << 20) // CONTENTS[content][1] // files
     options: dict[str, Any] = {"batch_size": some(64, 256, 1024), "num_workers": some(0, 1, 2, 4)}
+    if number >= COUNT:
+        options |= {"num_workers": some(1, 2, 4), "worker_type": "process"}
     options["prefetch_batches"] = some(None, None, 1, 8)
     options["collate_fn"] = some(None, None, passed_on)
     if content == "tokens" and some(True, True, False):
@@ -281,25 +284,30 @@ class Held:
 
 
 def held(path: Path, *, far: bool = False, **options: Any) -> Held:
-    """Read an epoch of a table, and measure it; what planning takes is not counted.
-
-    Raises:
-        RuntimeError: another number of steps came than was planned.
-    """
+    """Read an epoch of a table, and measure it; what planning takes is not counted."""
     in_memory = options.get("row_store") == "memory"  # which is numpy's
     with as_a_store() if far else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader, dataset = StructuredDataset.create_dataloader(str(path), **options)
         bound = dataset.explain().memory_bound
         with own_pool() as pool, _traced(in_memory) as traced:
-            steps = 0
-            for steps, _ in enumerate(loader, 1):
-                if steps <= _SLOW_STEPS:
-                    time.sleep(_SLOW_S)  # what may wait for the trainer does
+            read(loader)
             used = (pool.max_memory() or 0) + traced()
+    return Held(bound, used)
+
+
+def read(loader: TableLoader) -> None:
+    """Read an epoch, as training that takes a while reads its first batches.
+
+    Raises:
+        RuntimeError: another number of steps came than was planned.
+    """
+    steps = 0
+    for steps, _ in enumerate(loader, 1):
+        if steps <= _SLOW_STEPS:
+            time.sleep(_SLOW_S)  # what may wait for the trainer does
     if steps != len(loader):
         raise RuntimeError(f"{steps} of {len(loader)} steps came")
-    return Held(bound, used)
 
 
 @contextmanager
@@ -320,10 +328,26 @@ def held_by(shape: Shape, folder: Path) -> Held:
     table = folder / "table"
     table.mkdir(parents=True)
     write(shape, table)
+    return held(table, far=shape.far, **_options(shape, folder))
+
+
+def _options(shape: Shape, folder: Path) -> dict[str, Any]:
     options = dict(shape.options)
     if options.get("row_store") == "files":
         options["row_store"] = str(folder / "rows")
-    return held(table, far=shape.far, **options)
+    return options
+
+
+def epoch_of(shape: Shape, table: Path) -> int:
+    """Read an epoch of the table of a shape; return its bound."""
+    with as_a_store() if shape.far else nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader, dataset = StructuredDataset.create_dataloader(
+            str(table), **_options(shape, table.parent / f"{table.name} kept")
+        )
+        bound = dataset.explain().memory_bound
+        read(loader)
+    return bound
 
 
 def main() -> None:

@@ -159,16 +159,16 @@ BESIDE = {
     ),
     "avro": Beside(
         _READER.format("avro"),
-        ("tests/rooms/test_read_avro.py::test_every_type_round_trips",),
-        ("tests/rooms/test_read_avro.py", "tests/fuzz/test_damaged_avro_schemas.py"),
+        ("tests/formats/test_avro.py::test_every_type_round_trips",),
+        ("tests/formats/test_avro.py", "tests/fuzz/test_damaged_avro_schemas.py"),
     ),
     "csv_json": Beside(
         _READER.format("jsonl"),
         (
-            "tests/rooms/test_read_csv.py::test_types_come_from_the_whole_file_not_from_its_first_block",
-            "tests/rooms/test_read_json.py::test_types_come_from_the_whole_file_and_blocks_follow_them",
+            "tests/formats/test_csv.py::test_types_come_from_the_whole_file_not_from_its_first_block",
+            "tests/formats/test_json.py::test_types_come_from_the_whole_file_and_blocks_follow_them",
         ),
-        ("tests/rooms/test_read_compressed.py", "tests/rooms/test_read_csv.py", "tests/rooms/test_read_json.py"),
+        ("tests/formats/test_compressed.py", "tests/formats/test_csv.py", "tests/formats/test_json.py"),
         shared=(
             "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[a mixture",
             "tests/torch/test_frozen_order.py::test_frozen_words_of_what_follows_a_state[a mixture",
@@ -176,13 +176,13 @@ BESIDE = {
     ),
     "ipc": Beside(
         _READER.format("arrow"),
-        ("tests/rooms/test_read_ipc.py::test_single_columns_are_read_in_the_requested_order",),
-        ("tests/rooms/test_read_ipc.py",),
+        ("tests/formats/test_ipc.py::test_single_columns_are_read_in_the_requested_order",),
+        ("tests/formats/test_ipc.py",),
     ),
     "orc": Beside(
         _READER.format("orc"),
-        ("tests/rooms/test_read_orc.py::test_stripe_rows_come_from_the_footer_under_every_compression",),
-        ("tests/rooms/test_read_orc.py",),
+        ("tests/formats/test_orc.py::test_stripe_rows_come_from_the_footer_under_every_compression",),
+        ("tests/formats/test_orc.py",),
     ),
     "statistics": Beside(
         "import pyarrow as pa\n"
@@ -193,6 +193,14 @@ BESIDE = {
             "tests/laws/test_value_sums.py::test_non_finite_numbers_are_counted",
         ),
         ("tests/laws/test_value_sums.py", "tests/torch/test_measuring.py"),
+    ),
+    "budgets": Beside(
+        "import pyarrow as pa\n"
+        "from torch_table_loader import Budget, StructuredDataset\n"
+        'StructuredDataset.from_arrow(pa.table({"x": [1]}), batch_size=Budget(tokens=8, length="x"))',
+        (),
+        ("tests/torch/test_budget_streams.py",),
+        (),
     ),
     "text": Beside(
         "import pyarrow as pa\n"

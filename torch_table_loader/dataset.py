@@ -21,7 +21,7 @@ from torch_table_loader.engine.counting import Parts
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck, refuse_call
 from torch_table_loader.engine.rank_info import resolve_ranks
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.installed import load
 from torch_table_loader.keywords import LoaderKeywords, called, make_options, with_example
 from torch_table_loader.opening import (
@@ -36,7 +36,7 @@ from torch_table_loader.opening import (
     open_plan_cache,
 )
 from torch_table_loader.options import ABOUT
-from torch_table_loader.planning.row_parts import KIND, HashedRows, RangedRows, RowPart, encoded
+from torch_table_loader.planning.row_parts import KIND, HashedRows, RangedRows, RowPart, encoded, named_shares
 from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.predicates.hash_parts import hashes_of, part_of
 from torch_table_loader.rank_dataset import RankDataset
@@ -111,7 +111,12 @@ class TableDataset(RankDataset):
 
     @with_example('dataset.split({"train": 0.8, "val": 0.2}, by="user_id")')
     def split(
-        self, parts: Mapping[Any, float], *, by: str | Sequence[str] | None = None, seed: int = 0, ranges: bool = False
+        self,
+        parts: Mapping[Any, float] | Sequence[float] | str,
+        *,
+        by: str | Sequence[str] | None = None,
+        seed: int = 0,
+        ranges: bool = False,
     ) -> dict[Any, Self]:
         """Return a dataset for each part of this dataset's rows; each row is in exactly one.
 
@@ -123,10 +128,13 @@ class TableDataset(RankDataset):
         in it, or runs of each file's rows. Files that are added later change the part of no row.
 
         Args:
-            parts: the share of each part, by name, such as ``{"train": 0.8, "val": 0.2}``; they sum to 1.
+            parts: the share of each part, by name, such as ``{"train": 0.8, "val": 0.2}``; they sum to 1. Or weights in
+                any unit, as Megatron's ``--split`` takes them: ``"969,30,1"`` or ``[969, 30, 1]`` has the parts
+                ``train``, ``valid`` and ``test``.
             by: a column, or several, such as a user's id; None for rows, such as documents, by their places.
             seed: another seed divides the values, or rows, differently.
-            ranges: cut each file's rows into runs, in the order of `parts`, as Megatron's ``--split`` does.
+            ranges: cut each file's rows into runs, in the order of `parts`, as Megatron's ``--split`` does: a run ends
+                at its share of the file's rows, rounded, half to even.
 
         Raises:
             ConfigError: there are no parts, their shares do not sum to 1, a column does not exist, or the table is one
@@ -135,13 +143,8 @@ class TableDataset(RankDataset):
         with self._heard_by_all({}):
             return self._split(parts, by, seed, ranges=ranges)
 
-    def _split(
-        self, parts: Mapping[Any, float], by: str | Sequence[str] | None, seed: int, *, ranges: bool
-    ) -> dict[Any, Self]:
-        if not isinstance(parts, Mapping) or not parts:
-            raise ConfigTypeError(
-                f'split takes the share of each part, such as {{"train": 0.8, "val": 0.2}}, got {parts!r}'
-            )
+    def _split(self, given: object, by: str | Sequence[str] | None, seed: int, *, ranges: bool) -> dict[Any, Self]:
+        parts = named_shares(given)
         hashes = {part: hashes_of(parts, part) for part in parts}
         if not math.isclose(total := math.fsum(parts.values()), 1, abs_tol=1e-9):
             raise ConfigError(f"the shares of split must sum to 1, got {dict(parts)!r}, which sum to {total:g}")

@@ -52,12 +52,13 @@ GUESTS = {
     "delta": Guest("Delta Lake", ("delta",)),
     "iceberg": Guest("Iceberg", ("iceberg",)),
     "far": Guest("far stores", ("far",)),
-    "avro": Guest("Avro", ("read.avro",)),
-    "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.json_text", "read.text_files")),
-    "ipc": Guest("Arrow files", ("read.ipc", "read.ipc_layout")),
-    "orc": Guest("ORC", ("read.orc", "read.orc_encodings", "read.orc_times")),
+    "avro": Guest("Avro", ("formats.avro",)),
+    "csv_json": Guest("CSV and JSON", ("formats.csv_json",)),
+    "ipc": Guest("Arrow files", ("formats.ipc",)),
+    "orc": Guest("ORC", ("formats.orc",)),
     "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),
     "text": Guest("packing", ("text",)),
+    "budgets": Guest("batches by budget in streams", ("budgets",)),
     "statistics": Guest("statistics of columns", ("engine.measuring", "planning.value_sums")),
 }
 """All guests that come off; `tools/guests.py` takes them off, and says which parts are to follow."""
@@ -68,18 +69,18 @@ _JSON = (".json", ".jsonl", ".ndjson")
 
 FORMATS = {
     "parquet": Format("read.parquet", "ParquetReader", (".parquet", ".pq")),
-    "orc": Format("read.orc", "OrcReader", (".orc",)),
-    "csv": Format("read.csv_files", "CsvReader", (".csv", ".tsv")),
-    "json": Format("read.json_files", "JsonReader", _JSON),
-    "jsonl": Format("read.json_files", "JsonReader", _JSON),
-    "arrow": Format("read.ipc", "IpcReader", _ARROW),
-    "ipc": Format("read.ipc", "IpcReader", _ARROW),
-    "feather": Format("read.ipc", "IpcReader", _ARROW),
-    "avro": Format("read.avro", "AvroReader", (".avro",)),
+    "orc": Format("formats.orc.orc", "OrcReader", (".orc",)),
+    "csv": Format("formats.csv_json.csv_files", "CsvReader", (".csv", ".tsv")),
+    "json": Format("formats.csv_json.json_files", "JsonReader", _JSON),
+    "jsonl": Format("formats.csv_json.json_files", "JsonReader", _JSON),
+    "arrow": Format("formats.ipc.ipc", "IpcReader", _ARROW),
+    "ipc": Format("formats.ipc.ipc", "IpcReader", _ARROW),
+    "feather": Format("formats.ipc.ipc", "IpcReader", _ARROW),
+    "avro": Format("formats.avro.avro", "AvroReader", (".avro",)),
     "megatron": Format("text.token_formats", "MegatronReader", (".bin", ".idx")),
     "datatrove": Format("text.token_formats", "DatatroveReader", _DATATROVE),
     "nanotron": Format("text.token_formats", "DatatroveReader", _DATATROVE),
-    "fms-fsdp": Format("read.ipc", "FmsFsdpReader", (".arrow",)),
+    "fms-fsdp": Format("formats.ipc.ipc", "FmsFsdpReader", (".arrow",)),
 }
 """The file formats by name, of which a build may lack some; `read/formats.py` makes their readers."""
 

@@ -294,6 +294,8 @@ class Progress:
         rows = batches * plan.batch_size - short
         if plan.counted and not plan.endless:
             rows = plan.rows_before(begun + batches) - plan.rows_before(begun)
+        held = None if leg.counts.made is None else leg.counts.made.rows_held
+        rows = rows if held is None else held
         files, workers = None, [replace(lane) for lane in leg.counts.lanes]
         if (planned := leg.files()) is not None:
             files, taken = planned.taken(begun, begun + batches)

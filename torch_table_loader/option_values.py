@@ -10,9 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import warn_caller
+from torch_table_loader.samples import SampleCounts, Samples
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, one_of, parse_bytes, seconds, whole
 
@@ -171,16 +173,18 @@ def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How often each row comes in an epoch of row mode: in proportion to its weight, with repeats.
+    """How often each row, or document, comes in an epoch of row mode.
 
     Args:
         column: a column of weights, numbers of at least 0.
         balance: instead of `column`, a column of classes: all classes come equally often, and so do the rows of a
-            class. Without either, no row comes twice.
+            class. Without a column, no row comes twice.
         samples: number of rows of an epoch; None: the number of live rows that are not excluded.
+        repeats: instead of `column`, one of numbers that say how often a row comes in each epoch: 3 brings it three
+            times, 0.5 in every other epoch on average. An epoch has as many rows as their sum.
 
     Raises:
-        ConfigError: both columns or no argument is given, or `samples` is not an integer of at least 1.
+        ConfigError: several columns or no argument is given, or `samples` is not an integer of at least 1.
 
     >>> Weights(balance="label").argument
     "balance='label'"
@@ -189,32 +193,44 @@ class Weights:
     column: str | None = None
     balance: str | None = None
     samples: int | None = None
+    repeats: str | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name in ("column", "balance"):
-            value = getattr(self, name)
+        for name, value in self._columns.items():
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigTypeError(f"{name} of Weights must be the name of a column, got {value!r}")
-        if self.column is not None and self.balance is not None:
+        named = [f"{name}={value!r}" for name, value in self._columns.items() if value is not None]
+        if len(named) > 1:
             raise ConfigError(
-                "Weights takes column= or balance=, not both: one names the weights and the other classes; got "
-                f"column={self.column!r} and balance={self.balance!r}"
+                "Weights takes one of column=, balance= and repeats=, which name the weights, the classes or the "
+                f"repeats of rows; got {' and '.join(named)}"
             )
-        if self.column is None and self.balance is None and self.samples is None:
-            raise ConfigError("Weights needs a column= of weights, a column of classes to balance=, or samples=")
+        if not named and self.samples is None:
+            raise ConfigError(
+                "Weights needs a column= of weights, a column of classes to balance=, one of repeats=, or samples="
+            )
+        if self.repeats is not None and self.samples is not None:
+            raise ConfigError(
+                f"repeats= says how many rows an epoch has, got samples={self.samples!r} too; leave it out, or pass "
+                f"column={self.repeats!r} for rows in proportion"
+            )
         if self.samples is not None:
             object.__setattr__(self, "samples", integer("samples", self.samples, 1, MOST_SAMPLES))
 
     @property
+    def _columns(self) -> dict[str, str | None]:
+        return {"column": self.column, "balance": self.balance, "repeats": self.repeats}
+
+    @property
     def source(self) -> str | None:
         """The column that is read; None if every row comes equally often."""
-        return self.balance if self.column is None else self.column
+        return next((name for name in self._columns.values() if name is not None), None)
 
     @property
     def argument(self) -> str:
         """The argument that names the column, as the caller wrote it."""
-        return f"column={self.column!r}" if self.balance is None else f"balance={self.balance!r}"
+        return next((f"{name}={value!r}" for name, value in self._columns.items() if value is not None), "column=None")
 
 
 def as_weights(given: object) -> Weights:
@@ -271,6 +287,45 @@ class Budget:
                 object.__setattr__(self, name, integer(f"Budget({name}=)", getattr(self, name), 1, MOST_SAMPLES))
         one_of(("rows", "padded"), "Budget(counts=)", self.counts)
         one_of(("alone", "error"), "Budget(longer=)", self.longer)
+
+    def warn_of(self, longer: int, rows: int, longest: str = "") -> None:
+        """Warn of rows that are longer than a batch."""
+        warn_caller(
+            f"{longer:,} of {rows:,} rows are longer than tokens={self.tokens} of Budget{longest}; each is a batch of "
+            'its own: pass more tokens, leave such rows out with filters=, or refuse them with longer="error"'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSamples(Samples):
+    """Batches of a budget as samples of a stream.
+
+    Args:
+        pad: how lists are padded, if their padding counts.
+        delivers_length: whether batches have the column of lengths.
+    """
+
+    budget: Budget
+    pad: Pad | None = None
+    delivers_length: bool = True
+
+    word: ClassVar[str] = "batch"
+    title: ClassVar[str] = "batches of a budget"
+    are_rows: ClassVar[bool] = False
+    are_batches: ClassVar[bool] = True
+    guest: ClassVar[str] = "budgets"
+    why_not_mixed: ClassVar[str | None] = (
+        "batch_size=Budget(...) fills batches with rows of one split: pass a number of rows"
+    )
+
+    def reads(self, asked: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the columns that are read, in order."""
+        return asked if asked is None or self.delivers_length else [*asked, self.budget.length]
+
+    def warn_of(self, counts: SampleCounts | None) -> None:
+        """Warn of rows that are longer than a batch."""
+        if counts is not None and (longer := counts.numbers["longer"]):
+            self.budget.warn_of(longer, counts.numbers["rows"] or 0)
 
 
 @dataclass(frozen=True, slots=True)

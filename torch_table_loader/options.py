@@ -23,6 +23,8 @@ from torch_table_loader.option_values import (
     Budget,
     ColumnFunctions,
     ColumnsOption,
+    FilledSamples,
+    Pad,
     RaggedOption,
     RemoteOptions,
     RowStore,
@@ -317,12 +319,12 @@ class LoaderOptions:
         budget = self.budget
         if budget is None:
             return
-        if self.shuffle != "rows":
+        if not self.count_filtered:
             raise ConfigError(
-                f"batch_size=Budget(...) fills batches with rows in any order, got shuffle={self.shuffle!r}; pass "
-                'shuffle="rows", or a number of rows'
+                "batch_size=Budget(...) counts the rows that pass the filter; leave count_filtered=True, or pass a "
+                "number of rows"
             )
-        for name in ("pack", "global_batch_size"):
+        for name in ("pack", "global_batch_size", "batch_by"):
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"batch_size=Budget(...) decides how many rows each batch has, and {name} needs as many in all; "
@@ -385,7 +387,26 @@ class LoaderOptions:
     @property
     def samples(self) -> Samples:
         """What a batch counts."""
-        return ONE_BY_ONE if self.pack is None else self.pack.samples(indexed=self.shuffle == "rows")
+        indexed = self.shuffle == "rows"
+        if self.pack is not None:
+            return self.pack.samples(indexed=indexed)
+        return ONE_BY_ONE if indexed else self._filled or ONE_BY_ONE
+
+    @property
+    def _filled(self) -> Samples | None:
+        """The batches of a budget; None where batches have a number of rows."""
+        if (budget := self.budget) is None:
+            return None
+        names = self.column_names
+        return FilledSamples(budget, self.counted_pad, names is None or budget.length in names)
+
+    @property
+    def counted_pad(self) -> Pad | None:
+        """How lists are padded whose padding counts for a budget; None where it does not."""
+        if (budget := self.budget) is None or budget.counts == "rows":
+            return None
+        layout = self.ragged.get(budget.length) if isinstance(self.ragged, Mapping) else self.ragged
+        return layout if isinstance(layout, Pad) else None
 
     def with_checked(self, **values: Any) -> Self:
         """Return these options with other values that fit all the rest, so that nothing is checked again."""
@@ -407,7 +428,7 @@ class LoaderOptions:
     def batch_rows(self) -> int:
         """Rows of a stream that a batch is made of."""
         samples = self.samples
-        return self.most_rows * samples.rows_of(samples.width)
+        return 1 if samples.are_batches else self.most_rows * samples.rows_of(samples.width)
 
     @property
     def schedules(self) -> dict[str, Schedule]:

@@ -37,6 +37,9 @@ class Samples:
     are_rows: ClassVar[bool] = True
     """Whether samples are rows of the table as they are, which the core reads itself."""
 
+    are_batches: ClassVar[bool] = False
+    """Whether each is a whole batch of rows of the table, which are what is counted then."""
+
     records: ClassVar[tuple[str, ...]] = ()
     """The keys of what states say of samples that are gathered; see `StateRecord`."""
 
@@ -45,9 +48,6 @@ class Samples:
 
     guest: ClassVar[str] = ""
     """The guest that makes samples that are no rows."""
-
-    why_not_mixed: ClassVar[str | None] = None
-    """What keeps rows of several splits from being mixed, with the remedy; None if nothing does."""
 
     @property
     def parts(self) -> Any:
@@ -82,6 +82,9 @@ class Samples:
     def rows_of(self, width: int) -> int:
         """Return how many rows of a stream make a sample."""
         return width if self.joins_rows else 1
+
+    def warn_of(self, counts: SampleCounts | None) -> None:
+        """Warn of what the samples of a table hold, as was counted."""
 
     @property
     def changes_by_round(self) -> bool:
@@ -188,6 +191,11 @@ class SampleCounts(ABC):
     @abstractmethod
     def samples(self) -> int | None:
         """How many samples there are."""
+
+    @property
+    def rows_held(self) -> int | None:
+        """The rows of the table in them, where a sample is a whole batch; None where samples themselves count."""
+        return None
 
     @property
     @abstractmethod

@@ -23,7 +23,7 @@ from torch_table_loader.batching import codec as codec_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rows import ExactBatches, WindowDeal, WindowShuffle
+from torch_table_loader.batching.rows import ExactBatches, Part, WindowDeal, WindowShuffle
 from torch_table_loader.planning.windows import Dealing
 from torch_table_loader.testing import small_sizes
 
@@ -196,6 +196,16 @@ policies = st.one_of(
 def _chunks(batch: pa.RecordBatch, cuts: list[int]) -> list[pa.RecordBatch]:
     bounds = [0, *sorted(min(cut, batch.num_rows) for cut in cuts), batch.num_rows]
     return [batch.slice(start, stop - start) for start, stop in pairwise(bounds)]
+
+
+def _parts(codec: Any, batch: pa.RecordBatch, cuts: list[int], *, whole: bool) -> list[Part[Any]]:
+    """Parts of chunks that were decoded each alone, or as a whole."""
+    chunks = _chunks(batch, cuts)
+    ends = np.cumsum([chunk.num_rows for chunk in chunks]).tolist()
+    if whole:
+        rows = codec.decode(batch)
+        return [Part(rows, end - chunk.num_rows, end) for chunk, end in zip(chunks, ends, strict=True)]
+    return [Part(codec.decode(chunk), 0, chunk.num_rows) for chunk in chunks]
 
 
 chunkings = st.lists(st.integers(0, 70), max_size=5)
@@ -375,15 +385,18 @@ def test_slice_take_and_concat_agree_with_arrow(
     window=st.integers(1, 40),
     first=st.integers(0, 5),
     cuts=st.lists(st.integers(0, 90), max_size=6),
+    whole=st.booleans(),
 )
-def test_a_window_is_permuted_whatever_the_chunks(length: int, window: int, first: int, cuts: list[int]) -> None:
+def test_a_window_is_permuted_whatever_the_chunks(
+    length: int, window: int, first: int, cuts: list[int], whole: bool
+) -> None:
     def permutation_of(index: int, size: int) -> Any:
         return np.random.default_rng([index, size]).permutation(size)
 
     batch = pa.record_batch({"x": np.arange(length), "t": pa.array([f"{i}" for i in range(length)], pa.string())})
     codec = make_codec(batch.schema, TypePolicy())
     shuffle = WindowShuffle(codec, window, permutation_of, first)
-    runs = [run for chunk in _chunks(batch, cuts) for run in shuffle.push(codec.decode(chunk))]
+    runs = [run for part in _parts(codec, batch, cuts, whole=whole) for run in shuffle.push(part)]
     runs += shuffle.finish()
     came = [row for run in runs for out in run.batches(7) for row in out["x"].tolist()]
     texts = [row for run in runs for out in run.batches(7) for row in out["t"]]
@@ -406,9 +419,10 @@ def test_a_window_is_permuted_whatever_the_chunks(length: int, window: int, firs
     cuts=st.lists(st.integers(0, 1200), max_size=6),
     near=st.sampled_from([0, 64, 1 << 19]),
     form=st.sampled_from(["torch", "arrow"]),
+    whole=st.booleans(),
 )
 def test_a_window_is_dealt_whatever_the_chunks(
-    batches: int, size: int, window: int, first: int, cuts: list[int], near: int, form: Any
+    batches: int, size: int, window: int, first: int, cuts: list[int], near: int, form: Any, whole: bool
 ) -> None:
     def dealing_of(index: int, length: int) -> Dealing:
         return Dealing.of(length, size, 3, index, "window")
@@ -421,7 +435,7 @@ def test_a_window_is_dealt_whatever_the_chunks(
     codec = make_codec(batch.schema, TypePolicy(output_format=form))
     deal = WindowDeal(codec, window * size, length, dealing_of, first)
     with patch.object(codec_module, "_NEAR_BYTES", near), patch.object(codec_module, "_HOT_BYTES", 512):
-        runs = [run for chunk in _chunks(batch, cuts) for run in deal.push(codec.decode(chunk))]
+        runs = [run for part in _parts(codec, batch, cuts, whole=whole) for run in deal.push(part)]
     assert [run.num_rows for run in runs] == [
         min(window * size, length - start) for start in range(0, length, window * size)
     ]

@@ -21,8 +21,8 @@ from pyarrow import orc
 from tests.tables.reading import data_file, inspect
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.arrow.sound import sound, sound_text
-from torch_table_loader.read.ipc_layout import Block, check_blocks
-from torch_table_loader.read.orc import Stripe, check_stripes
+from torch_table_loader.formats.ipc.ipc_layout import Block, check_blocks
+from torch_table_loader.formats.orc.orc import Stripe, check_stripes
 
 BATCHES, ROWS = 3, 20
 NO_TEXT = b"\xff\xfe"

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from torch_table_loader.arrow.buffers import joined
+from torch_table_loader.batching import codec as codec_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rows import Block, ExactBatches, RowsCodec, WindowShuffle
+from torch_table_loader.batching.rows import Block, ExactBatches, Part, RowsCodec, WindowDeal, WindowShuffle
+from torch_table_loader.planning.windows import Dealing
 
 
 def _read(path: Path, rows: int) -> pa.RecordBatch:
@@ -111,12 +113,43 @@ def test_the_rest_does_not_keep_a_chunk_alive() -> None:
         if isinstance(waiting, ExactBatches):
             ready = [codec.as_one(parts) for parts in waiting.push(codec.decode(chunk))]
         else:
-            ready = list(waiting.push(codec.decode(chunk)))
+            ready = list(waiting.push(Part(codec.decode(chunk), 0, 1000)))
         assert sum(rows.num_rows for rows in ready) == 900
         del chunk, ready
         gc.collect()
         assert watch() is None
         assert waiting.rest() if isinstance(waiting, ExactBatches) else list(waiting.finish())
+
+
+@pytest.mark.parametrize("near", [0, 1 << 19])
+def test_a_chunk_is_kept_by_windows_that_are_dealt_only_while_more_of_it_is_to_come(
+    near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec_module, "_NEAR_BYTES", near)
+    chunk, watch = _watched_chunk(1000)
+    codec = make_codec(chunk.schema, TypePolicy())
+    deal = WindowDeal(codec, 600, 1200, lambda _, size: Dealing.of(size, 100, 1, 0, "window"))
+    rows = codec.decode(chunk)
+    assert [run.num_rows for run in deal.push(Part(rows, 0, 600))] == [600]
+    with monkeypatch.context() as patched:
+        patched.delattr(type(codec), "concat")  # a part is not copied before its window is full
+        assert not list(deal.push(Part(rows, 600, 900)))
+    assert not list(deal.push(Part(rows, 900, 1000)))
+    del chunk, rows
+    other, _ = _watched_chunk(200)
+    assert [run.num_rows for run in deal.push(Part(codec.decode(other), 0, 200))] == [600]
+    gc.collect()
+    assert watch() is None
+
+
+def test_the_small_end_of_a_chunk_is_copied_into_a_window_that_is_dealt() -> None:
+    chunk, watch = _watched_chunk(1000)
+    codec = make_codec(chunk.schema, TypePolicy())
+    deal = WindowDeal(codec, 600, 1200, lambda _, size: Dealing.of(size, 100, 1, 0, "window"))
+    assert not list(deal.push(Part(codec.decode(chunk), 600, 1000)))
+    del chunk
+    gc.collect()
+    assert watch() is None
 
 
 def test_a_window_is_permuted_when_it_is_taken() -> None:
@@ -129,7 +162,7 @@ def test_a_window_is_permuted_when_it_is_taken() -> None:
         return np.arange(size)
 
     shuffle = WindowShuffle(codec, 300, in_order)
-    for number, _ in enumerate(shuffle.push(codec.decode(chunk))):
+    for number, _ in enumerate(shuffle.push(Part(codec.decode(chunk), 0, 1000))):
         assert asked == [*range(number + 1)]
     assert asked == [0, 1, 2]
     assert [rows.num_rows for rows in shuffle.finish()] == [100]

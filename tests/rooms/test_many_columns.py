@@ -21,7 +21,7 @@ import pytest
 
 from tests.effort import daily
 from torch_table_loader import ConfigError, StructuredDataset, TableError
-from torch_table_loader.read.json_keys import KeyedText
+from torch_table_loader.formats.csv_json.json_keys import KeyedText
 from torch_table_loader.testing import small_sizes
 
 FEW, TIMES = 300, 8

@@ -12,6 +12,7 @@ from tests.tables.reading import LocalStorage, all_batches, as_table, data_file,
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.extend import FORMATS, reader_for
+from torch_table_loader.format_contracts import HoldingReader
 from torch_table_loader.read import parquet, parquet_sizes, reader_base
 from torch_table_loader.records import FileMeta
 from torch_table_loader.testing import small_sizes
@@ -333,3 +334,42 @@ def test_parts_of_a_row_group_grow_from_the_longest_text_that_its_dictionary_may
     assert max(rows[0]) > 1000
     assert rows[1] == [4000]
     assert max(rows[2]) * 50_000 < 1 << 20
+
+
+def _held_columns(kind: str, rows: int) -> dict[str, pa.Array]:
+    rng = np.random.default_rng(0)
+    flags = rng.integers(0, 2, rows)
+    if kind == "lists":
+        return {
+            "x": pa.ListArray.from_arrays(pa.array(np.arange(0, 4 * rows + 1, 4), pa.int32()), rng.random(4 * rows))
+        }
+    if kind == "bytes":
+        return {f"x{place}": pa.array(flags, pa.int8()) for place in range(10)}
+    if kind == "flags":
+        return {f"x{place}": pa.array(flags, pa.bool_()) for place in range(10)}
+    return {f"x{place}": pa.array(flags, pa.float64()) for place in range(4)}
+
+
+@pytest.mark.parametrize("max_rows", [8_192, 8_300, 33_000, 52_480])
+@pytest.mark.parametrize("kind", ["bytes", "flags", "lists", "doubles"])
+def test_an_open_file_holds_no_more_than_its_reader_says(tmp_path: Path, kind: str, max_rows: int) -> None:
+    """The room of Arrow's readers is counted, which is a power of two, and their levels, whatever pages come to."""
+    rows = 150_000
+    file = write_parquet(tmp_path / "a.parquet", pa.table(_held_columns(kind, rows)), rows)
+    reader, meta = reader_for("parquet"), inspect(file)
+    columns = list(meta.schema.names)
+    _POOLS.append(pa.proxy_memory_pool(pa.default_memory_pool()))
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(_POOLS[-1])
+    try:
+        opened = reader.open(LocalStorage(), file, meta)
+        batch_bytes = max(batch.nbytes for batch in opened.batches(range(1), columns, max_rows))
+        opened.close()
+    finally:
+        pa.set_memory_pool(before)
+    given = 2 * (batch_bytes + batch_bytes // 8)  # the one before is here while the next is decoded
+    assert isinstance(reader, HoldingReader)
+    held = reader.held_bytes(meta, 0, columns, max_rows, batch_bytes // max_rows)
+    used = (_POOLS[-1].max_memory() or 0) - given
+    assert used <= held
+    assert held <= 3 * used + (8 << 20)

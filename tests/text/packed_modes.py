@@ -145,6 +145,16 @@ class PackedWindows(PackedSplits):
         return super().parts(root, {"split_size": 10, "shuffle_buffer_size": 3} | options)
 
 
+class PackedMixed(PackedSplits):
+    """Mixes the documents of splits, and packs them."""
+
+    kind = "mixed packs"
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Read splits of few documents side by side."""
+        return super().parts(root, {"shuffle": True} | options)
+
+
 class PackedItems(Packed):
     """Packs the documents of a row store."""
 

@@ -18,6 +18,7 @@ from tests.text.packed_modes import (
     STRATEGIES,
     Packed,
     PackedItems,
+    PackedMixed,
     PackedMixture,
     PackedSplits,
     PackedStreams,
@@ -66,10 +67,11 @@ def packs(draw: st.DrawFn, kind: type[Packed]) -> Pack:
 def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
     """Draw what may change where a job goes on; ranks of a schedule of lengths must take equally many steps."""
     ranks = draw(st.integers(1, 3))
-    whole = pack.strategy in ("pad", "best_fit")  # a window of documents that are cut anywhere is part of the stage
+    # A window of documents that are cut anywhere is part of the stage, unless they are mixed.
+    whole = pack.strategy in ("pad", "best_fit") or kind is PackedMixed
     even = [
         "pad",
-        *(["balance"] if kind is PackedSplits else []),
+        *(["balance"] if issubclass(kind, PackedSplits) else []),
         *([None] if ranks == 1 or isinstance(pack.seq_len, int) else []),
     ]
     return {
@@ -77,11 +79,15 @@ def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
         "num_workers": draw(st.integers(0, 3)),
         "batch_size": draw(st.integers(1, 4)),
         "even_ranks": draw(st.sampled_from(even)),
-        **({"shuffle_buffer_size": draw(st.sampled_from([None, 2, 9]))} if kind is PackedSplits and whole else {}),
+        **(
+            {"shuffle_buffer_size": draw(st.sampled_from([None, 2, 9]))}
+            if issubclass(kind, PackedSplits) and whole
+            else {}
+        ),
     }
 
 
-@pytest.mark.parametrize("kind", [PackedSplits, PackedItems, PackedStreams, PackedMixture])
+@pytest.mark.parametrize("kind", [PackedSplits, PackedMixed, PackedItems, PackedStreams, PackedMixture])
 @settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     data=st.data(),
@@ -146,12 +152,14 @@ def check(mode: Packed, found: list[tuple[int, ...]], live: set[int], weights: A
 
 
 @pytest.mark.parametrize("window", [4, 30])
-@pytest.mark.parametrize("strategy", ["pad", "best_fit"])
+@pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @daily(lambda worker_type, window: (worker_type, window) == ("thread", 30))
 def test_padding_of_an_open_window_has_no_documents(tables: Path, strategy: Any, window: int, worker_type: Any) -> None:
     mode = PackedSplits(full_pack(seq_len=9, strategy=strategy, block_docs=4))
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 1, "shuffle": False, "shuffle_buffer_size": window}
+    if strategy == "concat":
+        options["shuffle"] = "mixed"
     for taken, ranks in [(1, 2), (3, 3), (5, 7)]:
         loader = mode.make(tables, **options)
         found = [row for batch in islice(loader, taken) for row in mode.rows(batch)]

@@ -33,8 +33,8 @@ from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.errors import MissingFileError
 from torch_table_loader.extend import PathSource, reader_for
 from torch_table_loader.format_contracts import PLACE, NullProvingReader, RangedReader, SidecarReader
+from torch_table_loader.formats.ipc.ipc import FmsFsdpReader
 from torch_table_loader.read.formats import inspect_file
-from torch_table_loader.read.ipc import FmsFsdpReader
 from torch_table_loader.read.list_groups import group_rows
 from torch_table_loader.records import DataFile, FileMeta, content_key
 from torch_table_loader.source.listing import named_files

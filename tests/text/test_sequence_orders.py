@@ -13,7 +13,7 @@ from torch_table_loader.extend import Permutation, Remaining, derive_key
 from torch_table_loader.planning.lists import ListLengths, Slices
 from torch_table_loader.text.pack import Pack
 from torch_table_loader.text.packing import packer_of
-from torch_table_loader.text.sequence_orders import Anchor, SequenceOrder, Walk
+from torch_table_loader.text.sequence_orders import Anchor, Drawn, SequenceOrder, Walk
 from torch_table_loader.text.slices import TokenRow, Windows
 
 Ints = NDArray[np.int64]
@@ -110,8 +110,9 @@ def test_sequences_contain_every_token_once_for_any_block_size(
     pack = Pack(seq_len=seq_len, strategy=strategy, block_docs=7)  # type: ignore[arg-type]
     known = ListLengths.of(np.array(lengths))
     remaining, key = Remaining(len(lengths), np.array([0])), derive_key(3, 0, "rows")
-    packer = packer_of(pack)
-    order = SequenceOrder.of_documents(packer, known, remaining, key, units=packer.units(known))
+    packer, left = packer_of(pack), remaining.num_rows
+    drawn = Drawn(remaining, Permutation(left, key), left)
+    order = SequenceOrder.of_documents(packer, known, drawn, units=packer.units(known))
     whole = tokens_of(order.slices(np.arange(order.count)))
     assert sorted(place for sequence in whole for place in sequence) == [
         (number, at) for number, length in enumerate(lengths) if number for at in range(length)
@@ -135,7 +136,8 @@ def test_an_order_has_what_the_packer_makes_of_the_documents_in_its_order(
         order = SequenceOrder.of_windows(packer, known)
     else:
         remaining = Remaining(len(lengths), np.array([], dtype=np.int64))
-        order = SequenceOrder.of_documents(packer, known, remaining, key, units=packer.units(known))
+        drawn = Drawn(remaining, Permutation(len(lengths), key), len(lengths))
+        order = SequenceOrder.of_documents(packer, known, drawn, units=packer.units(known))
         documents = Permutation(len(lengths), key).take(documents)
     row = packer.row(np.array(lengths)[documents])
     wanted = row.cut(*packer.windows(row.total).spans(np.arange(order.count)))

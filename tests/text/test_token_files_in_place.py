@@ -18,7 +18,7 @@ from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.tables.token_files import LAYOUTS, LISTS, fms_bytes, lists_bytes, some_documents, write_megatron
 from torch_table_loader import MixedDataset, Pack, RowStore, StructuredDataset, TableError, TableLoader
-from torch_table_loader.read.ipc_layout import read_footer
+from torch_table_loader.formats.ipc.ipc_layout import read_footer
 from torch_table_loader.testing import small_sizes
 from torch_table_loader.text import tokens_read
 

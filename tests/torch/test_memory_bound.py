@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.shapes import COUNT, held, held_by, shape_of
+from torch_table_loader import Pack
 
 
 def _texts(rows: int, width: int, distinct: int, *, nested: bool) -> pa.Array:
@@ -50,6 +51,31 @@ def test_mixing_stays_within_the_bound(
     found = held(tmp_path, shuffle="mixed", batch_size=256, **options)
     assert found.holds
     assert not found.idle
+
+
+_PACKED: dict[str, tuple[int, int, int, Pack, dict[str, Any]]] = {
+    "small row groups": (32, 2_000, 1_000, Pack(seq_len=2048), {}),
+    "large row groups": (4, 40_000, 40_000, Pack(seq_len=2048), {"num_workers": 2}),
+    "one thread": (8, 8_000, 4_000, Pack(seq_len=2048), {"num_workers": 0}),
+    "best fit": (16, 4_000, 2_000, Pack(seq_len=2048, strategy="best_fit", block_docs=1_000), {"num_workers": 2}),
+    "padded": (16, 2_000, 1_000, Pack(seq_len=500, strategy="pad"), {"num_workers": 2}),
+}
+
+
+@pytest.mark.parametrize(("files", "rows", "group", "pack", "options"), _PACKED.values(), ids=_PACKED)
+def test_mixing_documents_stays_within_the_bound(
+    tmp_path: Path, files: int, rows: int, group: int, pack: Pack, options: dict[str, Any]
+) -> None:
+    """Windows are counted in tokens, and what is read of documents with them."""
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        ends = np.concatenate(([0], np.cumsum(rng.integers(20, 500, rows)))).astype(np.int32)
+        tokens = pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.integers(0, 999, ends[-1]), pa.int32()))
+        table = pa.table({"input_ids": tokens, "id": np.arange(rows)})
+        pq.write_table(table, tmp_path / f"{number:03}.parquet", row_group_size=group)
+    found = held(tmp_path, shuffle="mixed", batch_size=8, pack=pack, columns=["id"], **options)
+    assert found.holds, found
+    assert not found.idle, found
 
 
 _DAILY = (6, 9, 20, 37, 39)

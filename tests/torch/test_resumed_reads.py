@@ -21,7 +21,7 @@ from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import FileStorage
-from torch_table_loader.read.orc import read_tail
+from torch_table_loader.formats.orc.orc import read_tail
 
 FILES, ROWS, BATCH = 4, 12_000, 1_000
 

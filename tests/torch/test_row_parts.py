@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
@@ -259,6 +261,63 @@ def test_row_groups_of_other_parts_are_not_read(tmp_path: Path, far: Callable[[]
                 read[part] = loader.metrics().fetch.num_bytes
             assert rows == (documents[:90] if part == "train" else documents[90:])
     assert read["val"] < 0.25 * read["train"]
+
+
+def documents_by_megatron(split: str, rows: int) -> dict[str, range]:
+    """Say what Megatron-LM has in its parts.
+
+    Its lines in megatron/core/datasets: parse_and_normalize_split, convert_split_vector_to_split_matrix,
+    _build_megatron_dataset_splits.
+    """
+    weights = list(map(float, re.findall(r"[.0-9]+", split)))
+    weights += [0.0] * (3 - len(weights))
+    array = np.array(weights, dtype=np.float64)
+    vector = (array / np.sum(array)).tolist()
+    expansion = functools.reduce(lambda found, share: [*found, found[-1] + share], [[0], *vector])
+    bookends = itertools.pairwise(expansion)
+    bounds = [(round(begin * float(rows)), round(end * float(rows))) for begin, end in bookends]
+    return {name: range(*bound) for name, bound in zip(("train", "valid", "test"), bounds, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "weights"),
+    [
+        ("969,30,1", [969, 30, 1]),
+        ("98, 2", (98, 2)),
+        ("1,1,1", [1.0, 1.0, 1.0]),
+        ("0.5,0.25,0.25", [2, 1, 1]),
+        ("7,0,3", np.array([0.7, 0, 0.3]).tolist()),
+        ("100", [1]),
+    ],
+)
+@pytest.mark.parametrize("form", ["megatron", "flat", "parquet"])
+def test_weights_of_megatrons_split_give_its_parts(tmp_path: Path, form: str, typed: str, weights: Any) -> None:
+    tables = {f"{number}": documents_of(number, size) for number, size in enumerate((250, 1, 33, 999))}
+    write(tmp_path / "t", form, tables)
+    pack = Pack(seq_len=100, tokens="tokens", strategy="pad", labels=None)
+    dataset = open_table(tmp_path / "t", form, pack=pack, shuffle=False)
+    names = ["train", "valid", "test"][: typed.count(",") + 1]
+    for given in (typed, weights):
+        parts = dataset.split(given, ranges=True)
+        assert list(parts) == names
+        for part, own in parts.items():
+            wanted = [
+                documents[row][0]
+                for documents in tables.values()
+                for row in documents_by_megatron(typed, len(documents))[part]
+            ]
+            assert sorted(row[0] for batch in ids_of(TableLoader(own)) for row in batch) == sorted(wanted)
+    came: Counter[int] = Counter()
+    for own in dataset.split(typed).values():  # by hashes, in the same shares
+        came.update(row[0] for batch in ids_of(TableLoader(own)) for row in batch)
+    assert came == Counter(each[0] for documents in tables.values() for each in documents)
+
+
+@pytest.mark.parametrize("given", ["", "a,b", "1,1,1,1", "-1,2", "0,0", "nan,1", "inf,1", [], [1, "x"], [None]])
+def test_weights_that_divide_nothing_are_refused(tmp_path: Path, given: Any) -> None:
+    write(tmp_path / "t", "parquet", {"0": documents_of(0, 9)})
+    with pytest.raises(ConfigError, match=r"up to three weights of at least 0, .* pass \{name: share\} for other"):
+        open_table(tmp_path / "t", "parquet").split(given)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,25 @@ def test_without_samples_an_epoch_has_as_many_rows_as_are_left(table: str) -> No
     assert len(ids(loader)) == 70
 
 
+def test_repeats_say_how_often_each_row_comes(table: str, tmp_path: Path) -> None:
+    loader = make(table, weights=Weights(repeats="w"))
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        came = Counter(ids(loader))
+        assert came == Counter({row: row % 4 for row in range(ROWS) if row % 4})
+    loader.dataset.exclude([3, 5])
+    loader.set_epoch(2)
+    assert Counter(ids(loader)) == Counter({row: row % 4 for row in range(ROWS) if row % 4 and row not in (3, 5)})
+    assert len(make(table, weights=Weights(repeats="w"))) == -(-sum(row % 4 for row in range(ROWS)) // 7)
+    halves = make(write(tmp_path / "halves", w=np.full(ROWS, 0.5)), weights=Weights(repeats="w"))
+    came = Counter(ids(halves))
+    assert came.total() == (ROWS + 1) // 2
+    assert max(came.values()) <= 2
+    for number, wrong in enumerate((np.full(ROWS, 0.001), np.zeros(ROWS), np.full(ROWS, 2.0**40))):
+        with pytest.raises(TableError, match=rf"repeats of {ROWS} live rows in column 'w' sum to .*1 to 2\^40 rows"):
+            make(write(tmp_path / f"{number}", w=wrong), weights=Weights(repeats="w"))
+
+
 def test_rows_of_one_weight_come_in_the_order_without_weights(tmp_path: Path) -> None:
     assert ids(make(write(tmp_path, w=[0.1] * ROWS))) == ids(make(str(tmp_path), weights=None))
 
@@ -380,7 +399,7 @@ def test_a_state_of_other_values_of_the_same_column_is_refused(tmp_path: Path) -
         ({"weights": "W"}, ConfigError, "column='W' of weights: the table has no such column; did you mean .*w"),
         ({"weights": "kind"}, ConfigError, r"column of numbers, got one of string; Weights\(balance='kind'\)"),
         ({"on_growth": "continue"}, ConfigError, "on_growth and weights do not go together"),
-        ({"pack": Pack(seq_len=8)}, ConfigError, "pack makes sequences of each document once"),
+        ({"pack": Pack(seq_len=8, strategy="windows")}, ConfigError, "cuts tokens without regard to documents"),
         ({"filters": pc.field("w") == 0}, TableError, "all 25 live rows have the weight 0 in column 'w'"),
         (
             {"filters": pc.field("x") < 0, "weights": Weights(column="w", samples=5)},
@@ -401,9 +420,10 @@ def test_what_cannot_be_drawn_is_refused(
     ("given", "said"),
     [
         ({}, "Weights needs a column="),
-        ({"column": "w", "balance": "kind"}, "takes column= or balance=, not both"),
+        ({"column": "w", "balance": "kind"}, "takes one of column=, balance= and repeats=, .*column='w' and balance="),
         ({"column": 3}, "column of Weights must be the name of a column, got 3"),
         ({"balance": ""}, "balance of Weights must be the name of a column"),
+        ({"repeats": "w", "samples": 9}, "repeats= says how many rows an epoch has, got samples=9 too"),
         ({"column": "w", "samples": 0}, "samples must be .*1.*got 0"),
         ({"column": "w", "samples": 1.5}, "samples must be an int"),
     ],

@@ -77,7 +77,7 @@ class TensorRows(Rows):
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`."""
-        return cast("Self", self._codec.taken(self, indices))
+        return cast("Self", self._codec.taken([self], indices))
 
     @override
     def cut(self, bounds: Sequence[int]) -> list[dict[str, Any]]:
@@ -228,20 +228,21 @@ class TensorCodec(RowsCodec[TensorRows]):
         widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
         return num_rows * widest <= _NEAR_BYTES
 
-    def taken(self, rows: TensorRows, order: NDArray[np.int64]) -> TensorRows:
-        """Copy rows of a run in the given order, column by column."""
+    @override
+    def taken(self, parts: Sequence[TensorRows], order: NDArray[np.int64]) -> TensorRows:
+        num_rows = sum(part.num_rows for part in parts)
         room: NDArray[np.uint8] | None = None
 
         def near(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
             nonlocal room
             if room is None:
-                room = new_array((rows.num_rows * max(leaf.kind.row_bytes for leaf in self.leaves),), np.uint8)
+                room = new_array((num_rows * max(leaf.kind.row_bytes for leaf in self.leaves),), np.uint8)
             kind = np.dtype(dtype)
             return room[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
         new = self.arena(len(order)).array
-        columns = zip(self.leaves, rows.data, strict=True)
-        return TensorRows(self, len(order), [leaf.kind.take([data], order, new, near) for leaf, data in columns])
+        columns = zip(self.leaves, zip(*(part.data for part in parts), strict=True), strict=True)
+        return TensorRows(self, len(order), [leaf.kind.take(data, order, new, near) for leaf, data in columns])
 
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
         """Copy runs into one flat block."""
@@ -336,7 +337,7 @@ class _DealtTensors(Collected[TensorRows]):
     def add(self, rows: TensorRows, start: int, stop: int) -> None:
         if not self._rooms:
             self._make_rooms(rows)
-        small = 2 * (stop - start) <= rows.num_rows  # a view would keep the whole chunk in memory
+        small = stop == rows.num_rows and 2 * (stop - start) <= stop  # see `Part.kept`
         for place, chunks in self._varying.items():
             kind = self._codec.leaves[place].kind
             part = kind.slice(rows.data[place], start, stop)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -152,6 +152,33 @@ class Rows(ABC):
 R = TypeVar("R", bound=Rows)
 
 
+class Part(NamedTuple, Generic[R]):
+    """Some rows of a chunk that was read at once, of which other parts come before and after it."""
+
+    chunk: R
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
+    @property
+    def rows(self) -> R:
+        """View them."""
+        return self.chunk if self.num_rows == self.chunk.num_rows else self.chunk.slice(self.start, self.stop)
+
+    def kept(self, codec: RowsCodec[R]) -> R:
+        """Return them to be kept until their window is full.
+
+        What ends a chunk is copied where it is small, since a view would keep the whole chunk in memory. A chunk of
+        which more is to come stays anyway.
+        """
+        small = self.stop == self.chunk.num_rows and 2 * self.num_rows <= self.stop
+        return codec.concat([self.rows]) if small else self.rows
+
+
 class RowsCodec(ABC, Generic[R]):
     """Turns record batches of one schema into rows, and rows into outputs. Pickles; holds no data."""
 
@@ -164,6 +191,9 @@ class RowsCodec(ABC, Generic[R]):
     views_at_once: int = 0
     """How many batches are cut at a time when they are taken, where cutting only makes views; 0 where it does more."""
 
+    keeps_runs: bool = False
+    """Whether windows permute runs of rows that belong together, which only decoded rows tell, and not each row."""
+
     together: Sequence[Mapping[int, np.dtype[Any]]] = ()
     """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
 
@@ -174,6 +204,18 @@ class RowsCodec(ABC, Generic[R]):
         Raises:
             TableError: a null in a column that may have none, or columns that are not the schema's.
         """
+
+    def permuted_runs(self, rows: R, order_of: Callable[[int], NDArray[np.int64]]) -> R:
+        """Copy rows in another order, where the codec keeps runs together; padding comes last.
+
+        Args:
+            order_of: returns the run at each place, given how many there are.
+        """
+        raise NotImplementedError
+
+    def padded(self, rows: R, padding: NDArray[np.bool_]) -> R:
+        """View rows of which some are padding, where the codec keeps runs together."""
+        raise NotImplementedError
 
     @abstractmethod
     def decode_plain(self, columns: Sequence[pa.Array]) -> R:
@@ -196,6 +238,10 @@ class RowsCodec(ABC, Generic[R]):
     def collected(self, most: int, expected: int = 0) -> Collected[R]:  # noqa: ARG002 other codecs make room for rows
         """Return what collects chunks of at most so many rows together, and is likely to get the expected ones."""
         return CollectedParts(self)
+
+    def taken(self, parts: Sequence[R], order: NDArray[np.int64]) -> R:
+        """Copy the rows of one or more consecutive runs in the given order."""
+        return self.as_one(parts).take(order)
 
     def dealt(self, dealing: Dealing) -> Collected[R]:
         """Return what collects the rows of a window of whole batches, and gives them as they are dealt to these."""
@@ -292,23 +338,25 @@ class CollectedParts(Collected[R]):
 
 
 class DealtWhole(Collected[R]):
-    """Collects the rows of a window in the order in which they come, and deals them when they are taken."""
+    """Keeps the parts of a window in the order in which they come, and deals their rows when they are taken."""
 
     copies = 3
     """Of the rows: parts may keep twice as many while they are joined, and then they are dealt."""
 
     def __init__(self, codec: RowsCodec[R], dealing: Dealing) -> None:
-        self._collected = codec.collected(dealing.length, dealing.length)
+        self._codec = codec
         self._dealing = dealing
+        self._parts: list[R] = []
 
     @override
     def add(self, rows: R, start: int, stop: int) -> None:
-        self._collected.add(rows, start, stop)
-        self.num_rows = self._collected.num_rows
+        self._parts.append(Part(rows, start, stop).kept(self._codec))
+        self.num_rows += stop - start
 
     @override
     def taken(self) -> R:
-        return self._collected.taken().take(self._dealing.order)
+        parts, self._parts, self.num_rows = self._parts, [], 0
+        return self._codec.taken(parts, self._dealing.order)
 
 
 class _Carry(Generic[R]):
@@ -410,37 +458,30 @@ class WindowShuffle(Generic[R]):
     """The shuffle buffer: permutes a run of chunks inside windows of `window` rows; only the last may be shorter.
 
     Args:
-        permutation_of: ``(window_index, length)`` to a permutation of ``range(length)``: row i of the window that
-            comes out is row ``permutation[i]`` of what went in.
+        permute: returns a copy of the rows of a window, whose number is given, in their order.
     """
 
-    __slots__ = ("_codec", "_index", "_permutation_of", "_waiting", "_window")
+    __slots__ = ("_codec", "_index", "_permute", "_waiting", "_window")
 
-    def __init__(
-        self,
-        codec: RowsCodec[R],
-        window: int,
-        permutation_of: Callable[[int, int], NDArray[np.int64]],
-        first_window: int = 0,
-    ) -> None:
+    def __init__(self, codec: RowsCodec[R], window: int, permute: Callable[[int, R], R], first_window: int = 0) -> None:
         self._codec = codec
         self._window = window
-        self._permutation_of = permutation_of
+        self._permute = permute
         self._index = first_window
         self._waiting = codec.collected(window)
 
-    def push(self, rows: R) -> Iterator[R]:
-        """Add a chunk; yield the windows that are full, permuted, each as one run of its own memory.
+    def push(self, part: Part[R]) -> Iterator[R]:
+        """Add rows; yield the windows that are full, permuted, each as one run of its own memory.
 
         A run is made when it is taken, so that one is held at a time; all must be taken before the next call.
         """
-        start = 0
-        while start < rows.num_rows:
-            stop = min(rows.num_rows, start + self._window - self._waiting.num_rows)
+        chunk, start, end = part
+        while start < end:
+            stop = min(end, start + self._window - self._waiting.num_rows)
             if stop - start == self._window:
-                yield self._permuted(rows.slice(start, stop))
+                yield self._permuted(chunk.slice(start, stop))
             else:
-                self._waiting.add(rows, start, stop)
+                self._waiting.add(chunk, start, stop)
                 if self._waiting.num_rows == self._window:
                     yield from self.finish()
             start = stop
@@ -451,9 +492,9 @@ class WindowShuffle(Generic[R]):
             yield self._permuted(self._waiting.taken())
 
     def _permuted(self, rows: R) -> R:
-        order = self._permutation_of(self._index, rows.num_rows)
+        found = self._permute(self._index, rows)
         self._index += 1
-        return rows.take(order)
+        return found
 
 
 class WindowDeal(Generic[R]):
@@ -482,16 +523,16 @@ class WindowDeal(Generic[R]):
         self._index = first_window
         self._waiting: Collected[R] | None = None
 
-    def push(self, rows: R) -> Iterator[R]:
-        """Add a chunk; yield the windows that are full, each as one run; all must be taken before the next call."""
-        start = 0
-        while start < rows.num_rows:
+    def push(self, part: Part[R]) -> Iterator[R]:
+        """Add rows; yield the windows that are full, each as one run; all must be taken before the next call."""
+        chunk, start, end = part
+        while start < end:
             size = min(self._window, self._left)
             if self._waiting is None:
                 self._waiting = self._codec.dealt(self._dealing_of(self._index, size))
                 self._index += 1
-            stop = min(rows.num_rows, start + size - self._waiting.num_rows)
-            self._waiting.add(rows, start, stop)
+            stop = min(end, start + size - self._waiting.num_rows)
+            self._waiting.add(chunk, start, stop)
             if self._waiting.num_rows == size:
                 full, self._waiting = self._waiting, None
                 self._left -= size

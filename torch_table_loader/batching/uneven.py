@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from typing_extensions import override
@@ -70,6 +70,8 @@ class UnevenRows(Rows):
 class UnevenCodec(RowsCodec[UnevenRows]):
     """Joins, ships and cuts batches whose rows another codec makes."""
 
+    made: ClassVar[type[UnevenRows]] = UnevenRows
+
     def __init__(self, codec: RowsCodec[Any]) -> None:
         self._codec = codec
         self.null_sensitive = codec.null_sensitive
@@ -79,7 +81,7 @@ class UnevenCodec(RowsCodec[UnevenRows]):
 
     def of_sizes(self, rows: UnevenRows, sizes: Ints) -> UnevenRows:
         """Return rows of one batch as batches of some sizes."""
-        return UnevenRows(self, rows.rows, offsets_from(sizes))
+        return self.made(self, rows.rows, offsets_from(sizes))
 
     @override
     def decode(self, batch: pa.RecordBatch) -> UnevenRows:
@@ -90,12 +92,12 @@ class UnevenCodec(RowsCodec[UnevenRows]):
         return self._one(self._codec.decode_plain(columns))
 
     def _one(self, rows: Rows) -> UnevenRows:
-        return UnevenRows(self, rows, np.array([0, rows.num_rows], dtype=np.int64))
+        return self.made(self, rows, np.array([0, rows.num_rows], dtype=np.int64))
 
     @override
     def concat(self, parts: Sequence[UnevenRows]) -> UnevenRows:
         rows = self._codec.concat([part.rows for part in parts])
-        return UnevenRows(self, rows, offsets_from(_sizes_of(parts)))
+        return self.made(self, rows, offsets_from(_sizes_of(parts)))
 
     @override
     def pack(self, *parts: UnevenRows, out: Allocate | None = None) -> Block:
@@ -117,7 +119,7 @@ class UnevenCodec(RowsCodec[UnevenRows]):
     def unpack(self, block: Block) -> UnevenRows:
         _, end = piece_starts(block.sizes[:-1])
         rows = self._codec.unpack(Block(block.data[:end], block.num_rows, block.sizes[:-1]))
-        return UnevenRows(self, rows, offsets_from(pieces_of(block)[-1].view(np.int64)))
+        return self.made(self, rows, offsets_from(pieces_of(block)[-1].view(np.int64)))
 
 
 def _sizes_of(parts: Sequence[UnevenRows]) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -16,9 +17,16 @@ from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.engine.row_column import KeptSums, RowColumn, RowSums, name_of_sums
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.option_values import as_weights
+from torch_table_loader.option_values import MOST_SAMPLES, as_weights
+from torch_table_loader.planning.exclusion import Remaining
 from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
+from torch_table_loader.planning.weighted_rows import (
+    REPEAT_BITS,
+    WeightedRows,
+    WeightSums,
+    cumulate,
+    cumulate_repeats,
+)
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -29,11 +37,12 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.option_values import Weights
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.ranges import FetchSettings
 
     Ints: TypeAlias = NDArray[np.int64]
+
+_NONE = np.empty(0, dtype=np.int64)
 
 _FORMAT = 1
 """Raise it when other sums come of the same weights: names of files carry it."""
@@ -79,6 +88,20 @@ class RowWeights(RowSums):
         return cls(weights, KeptSums.of(cls.word, stores, name, rows, column.fill))
 
     @property
+    def samples(self) -> int | None:
+        """The samples of an epoch from which nothing is excluded, if the weights or the caller say that."""
+        return self.asked.samples if self._one is None else self.drawn(Remaining(self.sums.rows, _NONE), 0, 0).num_rows
+
+    @cached_property
+    def always_alike(self) -> bool:
+        """Whether each row comes equally often in every epoch, since repeats are whole numbers."""
+        return self._one is not None and not (self.sums.cells % self._one).any()
+
+    @property
+    def _one(self) -> int | None:
+        return None if self.asked.repeats is None else 1 << REPEAT_BITS
+
+    @property
     def identity(self) -> str:
         """What a state is bound to: what was asked for, and the hash of what the rows weigh."""
         return f"Weights({self.asked.argument}, samples={self.asked.samples}), which are {self.digest}"
@@ -89,7 +112,7 @@ class RowWeights(RowSums):
         Raises:
             ConfigError: none that has a weight is left.
         """
-        return WeightedRows(self, remaining.gone, self.asked.samples, derive_key(seed, epoch, purpose))
+        return WeightedRows(self, remaining.gone, self.asked.samples, derive_key(seed, epoch, purpose), self._one)
 
     @property
     def sums(self) -> WeightSums:
@@ -116,6 +139,7 @@ class _Column(RowColumn):
     ) -> None:
         super().__init__(table, options, segments, name, fetching, "weights")
         self._balances = weights.balance is not None
+        self._repeats = weights.repeats is not None
         self._classes: dict[Hashable, int] = {}
         self._counts = np.zeros(sizes().balanced_classes, dtype=np.int64)
         self._lock = threading.Lock()
@@ -124,6 +148,9 @@ class _Column(RowColumn):
         """Write the sums of the weights; see `build_sums`."""
         cells = sums[1:]
         self.read(cells)
+        if self._repeats:
+            self._sum_repeats(sums)
+            return
         if self._balances:
             for part in self.parts(cells):
                 part.view(np.float64)[:] = 1 / self._counts[part]
@@ -132,6 +159,14 @@ class _Column(RowColumn):
             raise TableError(
                 f"all {len(cells):,} live rows have the weight 0 in column {self.name!r}, so none can be drawn; "
                 "leave weights out, or change the filter"
+            )
+
+    def _sum_repeats(self, sums: Ints) -> None:
+        rows, whole = len(sums) - 1, cumulate_repeats(sums)
+        if rows and not 0.5 <= whole <= MOST_SAMPLES:
+            raise TableError(
+                f"the repeats of {rows:,} live rows in column {self.name!r} sum to {whole:g}, and an epoch has 1 to "
+                "2^40 rows; name another column, or change the filter"
             )
 
     @override

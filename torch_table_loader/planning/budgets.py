@@ -26,6 +26,7 @@ from torch_table_loader.planning.stages import SamplePosition
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.option_values import Pad
     from torch_table_loader.planning.keys import Key
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -53,6 +54,16 @@ class Limits:
     tokens: int
     at_most: int
     padded: bool = False
+
+
+def widths_of(lengths: Ints, pad: Pad | None) -> Ints:
+    """Return what rows of some tokens count as, given how their lists are padded; None if padding does not count."""
+    if pad is None:
+        return lengths
+    if pad.length is not None:
+        return np.full_like(lengths, pad.length)
+    unit = pad.multiple_of or 1
+    return -(-lengths // unit) * unit
 
 
 class _Rows:

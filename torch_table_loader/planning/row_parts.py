@@ -7,11 +7,14 @@ order, rank, machine, mount, and after files were added. A hash of both decides,
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.keys import derive_key, keyed_hashes
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ KIND = "part"
 """What `DeleteFile.kind` calls a value of `RowPart`, which leaves out the rows of other parts."""
 
 _HASHES = 1 << 64
+
+_OF_MEGATRON = ("train", "valid", "test")
+"""What Megatron calls the parts of its ``--split``, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +99,42 @@ def decoded(text: bytes) -> RowPart:
     ((name, values),) = json.loads(text).items()
     kinds: dict[str, type[HashedRows | RangedRows]] = {kind.__name__: kind for kind in (HashedRows, RangedRows)}
     return kinds[name](**values)
+
+
+def named_shares(parts: object) -> Mapping[Any, float]:
+    """Return the share of each part, by name; shares sum to 1.
+
+    Args:
+        parts: shares by name, or weights in any unit as Megatron takes them: of training, validation and test.
+
+    Raises:
+        ConfigError: there are too many weights or none above 0, or the shares do not sum to 1.
+        ConfigTypeError: it is none of these.
+
+    >>> named_shares("3,1"), named_shares([3, 1])
+    ({'train': 0.75, 'valid': 0.25}, {'train': 0.75, 'valid': 0.25})
+    """
+    if isinstance(parts, str | Sequence) and not isinstance(parts, bytes):
+        return _normalized(parts)
+    if not isinstance(parts, Mapping) or not parts:
+        raise ConfigTypeError(
+            'split takes the share of each part, such as {"train": 0.8, "val": 0.2}, or the weights of Megatron\'s '
+            f'--split, such as "969,30,1", got {parts!r}'
+        )
+    return parts
+
+
+def _normalized(given: str | Sequence[Any]) -> dict[Any, float]:
+    """Return weights as Megatron normalizes them: divided by their sum, as float64."""
+    asked = given.split(",") if isinstance(given, str) else given
+    try:
+        weights = [float(weight) for weight in asked]
+    except (TypeError, ValueError):
+        weights = []
+    whole = sum(weights)
+    if not 0 < len(weights) <= len(_OF_MEGATRON) or min(weights) < 0 or not 0 < whole < math.inf:
+        raise ConfigError(
+            "split takes up to three weights of at least 0, of training, validation and test, one of them above 0, "
+            f'such as "969,30,1", got {given!r}; pass {{name: share}} for other parts'
+        )
+    return {part: weight / whole for part, weight in zip(_OF_MEGATRON, weights, strict=False)}

@@ -139,15 +139,25 @@ def first_step_of(plan: RankPlan, segments: SegmentTable, file: int) -> int | No
     return min((step for step in steps if step < plan.steps), default=None)
 
 
-def _section_of(plan: RankPlan, step: int) -> Section:
-    """Return the section of a batch, with the rows before it as `skip`."""
+def lane_of(plan: RankPlan, step: int) -> tuple[int, int]:
+    """Return the lane of a batch, and how many batches the lane has delivered before it.
+
+    Raises:
+        ConfigError: there is no such step, or rows are not counted.
+    """
     if not plan.counted:
         raise ConfigError("rows_of needs the counting pass, and count_filtered=False gave it up; leave it True")
     if not 0 <= step < plan.steps:
         raise ConfigError(f"step must be in [0, {plan.steps}), got {step}")
     before, after = plan.batches_before(step), plan.batches_before(step + 1)
     lane = next(number for number, taken in enumerate(after) if taken > before[number])
-    return plan.sections(lane, before[lane])[0]
+    return lane, before[lane]
+
+
+def _section_of(plan: RankPlan, step: int) -> Section:
+    """Return the section of a batch, with the rows before it as `skip`."""
+    lane, before = lane_of(plan, step)
+    return plan.sections(lane, before)[0]
 
 
 def _pieces(

@@ -124,6 +124,17 @@ class Runs:
             slot = _slots(last)[chain]
         return Chains(last, slot)
 
+    def places(self, first: int, last: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return where rows [start, stop) of a split stand among all rows, of the chain of pieces `first` to `last`.
+
+        >>> Runs.of([(0, 0, 4), (1, 0, 2), (0, 4, 6)]).places(0, 2, 2, 6).tolist()
+        [2, 3, 6, 7]
+        """
+        pieces = first + np.flatnonzero(self.split[first : last + 1] == self.split[first])
+        shift = self.ends[pieces] - self.stop[pieces]
+        rows = np.minimum(self.stop[pieces], stop) - np.maximum(self.start[pieces], start)
+        return np.arange(start, stop) + np.repeat(shift, np.maximum(rows, 0))
+
     def take(self, index: NDArray[np.int64]) -> Runs:
         """Return some of the pieces (int64[M] positions), whole."""
         return Runs(self.split[index], self.start[index], self.stop[index])

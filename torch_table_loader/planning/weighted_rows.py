@@ -7,6 +7,9 @@ that covers m whole shares is drawn at least m times, and at most m + 2 times, a
 has less variance than drawing each sample from all rows (stratified sampling: Cochran, Sampling Techniques, 1977,
 ch. 5).
 
+Where weights say how often rows come, n is their sum, and a share is a weight of one: whole weights come exactly so
+often, each time in the share that is theirs alone.
+
 One r for all shares (systematic sampling) would have even less variance, but rows that are one share apart would always
 be drawn together: in a table in which two kinds of rows alternate, an epoch could contain only one kind.
 
@@ -38,6 +41,12 @@ _HALF = 20
 
 _TOTAL_BITS = 61
 """Weights become integers of about this many bits in total, so that their sum plus a share fits into 63 bits."""
+
+REPEAT_BITS = 20
+"""Weights that say how often rows come are integers times 2^-20; so a weight of one is 2^20."""
+
+_MOST_REPEATS = 1 << 40
+"""The sum of these fits into 63 bits, with a share more."""
 
 _STRIDE = 256
 """A power of two. Numbers apart are 1/256 of all, and those between two of them are on one page of memory, or two."""
@@ -101,8 +110,9 @@ class WeightedRows:
 
     Args:
         gone: int64[g] excluded rows: sorted, without duplicates.
-        samples: samples of an epoch; None: as many as rows are left.
+        samples: samples of an epoch; None: as many as rows are left, or as their weights say.
         key: the key of the points inside the shares.
+        one: the weight of a row that comes once, where weights say how often rows come.
 
     Raises:
         ConfigError: no row with a weight is left to draw from.
@@ -112,6 +122,7 @@ class WeightedRows:
     gone: Ints
     samples: int | None
     key: Key
+    one: int | None = None
     num_rows: int = field(init=False)
     """Samples of an epoch."""
     weight: int = field(init=False)
@@ -126,11 +137,11 @@ class WeightedRows:
         sums = self.weights.sums
         starts = sums.cells[self.gone]
         skipped = np.concatenate(([0], np.cumsum(sums.cells[self.gone + 1] - starts))).astype(np.int64)
-        left = sums.rows - len(self.gone)
-        samples, weight = left if self.samples is None else self.samples, sums.total - int(skipped[-1])
+        left, weight = sums.rows - len(self.gone), sums.total - int(skipped[-1])
+        samples = self._asked(left, weight)
         if not 0 <= samples <= _MOST_SAMPLES:
             raise ConfigError(f"samples must be in [0, 2**40], got {samples}")
-        if samples and not weight:
+        if (samples and not weight) or (left and self.one and not samples):
             raise ConfigError(
                 f"none of the {left} rows that are left has a weight above 0, so that {samples} samples cannot be "
                 "drawn; include() some that have, or change the filter"
@@ -139,6 +150,12 @@ class WeightedRows:
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "_borders", starts - skipped[:-1])
         object.__setattr__(self, "_skipped", skipped)
+
+    def _asked(self, left: int, weight: int) -> int:
+        """Return how many samples an epoch has."""
+        if self.samples is not None:
+            return self.samples
+        return left if self.one is None else (2 * weight + self.one) // (2 * self.one)
 
     def select(self, samples: Ints, rounds: Ints | int = 0) -> Ints:
         """Return the row of each sample.
@@ -179,6 +196,24 @@ def _share_of(hashes: NDArray[np.uint64], whole: int) -> Ints:
     return found
 
 
+def cumulate_repeats(cells: Ints) -> float:
+    """Turn repeats into the cells of `WeightSums`, in place, and return their sum; too large a one changes no cell.
+
+    Repeats are rounded to `REPEAT_BITS`, and those of positive ones become at least 1. See `cumulate`.
+
+    >>> cells = np.zeros(4, dtype=np.int64)
+    >>> cells[1:].view(np.float64)[:] = [2, 0, 0.5]
+    >>> cumulate_repeats(cells), (cells / 2**REPEAT_BITS).tolist()
+    (2.5, [0.0, 2.0, 2.0, 2.5])
+    """
+    weights = cells[1:].view(np.float64)
+    whole = float(sum(float(weights[part].sum()) for part in _parts(len(weights))))
+    if whole < _MOST_REPEATS:
+        cells[0] = 0
+        _sum_up(cells, REPEAT_BITS)
+    return whole
+
+
 def cumulate(cells: Ints) -> None:
     """Turn weights into the cells of `WeightSums`, in place and alike on every machine.
 
@@ -202,9 +237,13 @@ def cumulate(cells: Ints) -> None:
         return
     scale = _TOTAL_BITS - rows.bit_length() - int(np.frexp(largest)[1])
     rough = sum(int(np.rint(np.ldexp(weights[part], scale)).astype(np.int64).sum()) for part in _parts(rows))
-    scale += _TOTAL_BITS - (rough + rows).bit_length()  # rounding took at most half of one from each
-    before = 0
-    for part in _parts(rows):
+    _sum_up(cells, scale + _TOTAL_BITS - (rough + rows).bit_length())  # rounding took at most half of one from each
+
+
+def _sum_up(cells: Ints, scale: int) -> None:
+    """Turn weights into the sums of integers that are 2^scale times them, in place."""
+    weights, before = cells[1:].view(np.float64), 0
+    for part in _parts(len(weights)):
         taken = weights[part].copy()
         whole = np.maximum(np.rint(np.ldexp(taken, scale)).astype(np.int64), taken > 0)
         np.cumsum(whole, out=whole)

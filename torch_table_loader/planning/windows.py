@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,9 +35,26 @@ class Window:
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of its rows: int64[rows], the row at each place."""
-        if not self.dealt:
-            return permuted(self.runs.num_rows, seed, epoch, self.name)
-        return Dealing.of(self.runs.num_rows, self.dealt, seed, epoch, self.name).order
+        return order_of(self.runs.num_rows, self.dealt, seed, epoch, self.name)
+
+
+def order_of(length: int, dealt: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
+    """Return the order of so many rows in the window of that name; for `dealt` see `Window`."""
+    if not dealt:
+        return permuted(length, seed, epoch, name)
+    return Dealing.of(length, dealt, seed, epoch, name).order
+
+
+def order_of_runs(rows: int, dealt: int, seed: int, epoch: int, name: str) -> Callable[[int], NDArray[np.int64]]:
+    """Return what orders the runs of rows of a window that stay together, given how many runs its rows are.
+
+    Batches are taken to have about equally many runs.
+    """
+
+    def order(runs: int) -> NDArray[np.int64]:
+        return order_of(runs, -(-dealt * runs // rows), seed, epoch, name)
+
+    return order
 
 
 def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:

@@ -57,6 +57,7 @@ from torch_table_loader.read.parquet_sizes import (
     large_pages_size,
     leaves_of,
     levels_size,
+    numbers_size,
     seen_rows,
     variable_leaves,
 )
@@ -80,6 +81,9 @@ _VALUES_TO_COPY = 1 << 18
 
 _PAGES_BYTES = 3 * 1024 * 1024
 """About what an open column holds beside its rows: a dictionary, and a page before and after decompression."""
+
+_LEVEL_BYTES = 2
+"""Of each value: whether it is null, while it is decoded."""
 
 _GROWTH = 8
 """The rows of a part are at most so many times those of the one before it, whatever that one weighed."""
@@ -203,18 +207,21 @@ class ParquetReader(
 
     @override
     def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
-        num_rows, levels, pages = max(1, meta.group_rows[group]), 0, _PAGES_BYTES * len(columns)
+        num_rows, pages = max(1, meta.group_rows[group]), _PAGES_BYTES * len(columns)
+        most, numbers, levels = row_bytes, row_bytes, _LEVEL_BYTES * len(columns)
         if meta.footer is not None:
             parsed = parse(meta.footer)
-            leaves = variable_leaves(parsed, meta.schema, columns)[1]
-            levels = levels_size(parsed, group, leaves)
+            fixed, leaves = variable_leaves(parsed, meta.schema, columns)
+            most = max(row_bytes, self.decoded_bytes(meta, group, columns)[0] // num_rows)
+            numbers = fixed + numbers_size(parsed, group, leaves) // num_rows
+            levels += levels_size(parsed, group, leaves) // num_rows
             pages += large_pages_size(parsed, group, leaves)
-        most = max(row_bytes, self.decoded_bytes(meta, group, columns)[0] // num_rows) + levels // num_rows
         pages = min(pages, 2 * meta.group_bytes[group])
         if max_rows >= num_rows:  # a few columns are decoded at a time
-            return num_rows * most + pages // max(1, len(columns))
-        # Arrow keeps the memory of the values of one read for the next, and makes room for twice as many.
-        return 2 * max_rows * most + pages
+            return num_rows * (most + levels) + pages // max(1, len(columns))
+        # Arrow keeps the memory of one read for the next, and makes room for twice as many values, rounded up.
+        room = 1 << (2 * max_rows - 1).bit_length()
+        return room * (numbers + levels) + 2 * max_rows * max(0, most - numbers) + pages
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:

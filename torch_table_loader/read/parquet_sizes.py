@@ -65,11 +65,9 @@ def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Seq
         if parsed.schema.column(leaf).max_repetition_level:
             offsets = _OFFSET_BYTES * row_group.num_rows
             least, most = least + offsets, most + offsets
-        if (kind := chunk.physical_type) != "BYTE_ARRAY":
-            column = parsed.schema.column(leaf)
-            width = _WIDTHS.get(kind, max(0, column.length))
-            width = max(width, 16) if column.precision > 0 else width
-            least, most = least + values * width, most + values * width
+        if chunk.physical_type != "BYTE_ARRAY":
+            size = values * _width_of(parsed, leaf)
+            least, most = least + size, most + size
             continue
         low = high = stored + _OFFSET_BYTES * values
         if not _REPEATING.isdisjoint(chunk.encodings):
@@ -77,6 +75,19 @@ def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Seq
             low, high = (low, stored * values) if said is None else (said, said)
         least, most = least + low, most + max(low, high)
     return Decoded(least, most, row_group.num_rows)
+
+
+def _width_of(parsed: pq.FileMetaData, leaf: int) -> int:
+    """Return the bytes of a decoded value of a leaf; 0 if they vary."""
+    column = parsed.schema.column(leaf)
+    width: int = _WIDTHS.get(column.physical_type, max(0, column.length))
+    return max(width, 16) if column.precision > 0 else width
+
+
+def numbers_size(parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> int:
+    """Return what those leaves of a row group decode to whose values are all of one width."""
+    row_group = parsed.row_group(group)
+    return sum(int(row_group.column(leaf).num_values) * _width_of(parsed, leaf) for leaf in leaves)
 
 
 @lru_cache(maxsize=64)

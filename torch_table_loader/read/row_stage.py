@@ -53,6 +53,13 @@ class RowStage(ABC):
         """Whether rows come in another order under each key, within their block; see `of_epoch`."""
         return self.block_rows is not None
 
+    def in_blocks(self, size: int | None) -> RowStage:  # noqa: ARG002 most order nothing
+        """Return the same stage, of which each `size` live rows of a row group come in an order of the epoch's.
+
+        None: as the stage asks for blocks. So rows are ordered where no window holds those of several row groups.
+        """
+        return self
+
     def of_epoch(self, key: Key, *, shuffle: bool) -> RowStage:  # noqa: ARG002 most stages make the same in any epoch
         """Return the same stage for an epoch, whose key decides what is left to chance; never how many rows come out.
 
@@ -89,6 +96,15 @@ class RowStage(ABC):
     def row_bytes(self) -> int | None:
         """The bytes of a row that comes out, with what batches make of it; None if they are those of the live row."""
         return None
+
+    def of_size(self, row_bytes: int) -> RowStage:  # noqa: ARG002 most know it without the table
+        """Return the same stage, of which a row that comes out takes so many bytes, as was counted."""
+        return self
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of a row that comes out, before batches are made of it."""
+        return 1
 
     @property
     def measured_by(self) -> str | None:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from torch_table_loader.text.token_stages import TokenStage
 
 
-def stage_of(samples: PackedSamples, table: pa.Schema, asked: Sequence[str], window: int | None) -> TokenStage:
+def stage_of(samples: PackedSamples, table: pa.Schema, asked: Sequence[str]) -> TokenStage:
     """Return the stage that the rows of a table pass in a stream; see `sequence_stages.stage_of`."""
     from torch_table_loader.text import sequence_stages
 
-    return sequence_stages.stage_of(samples.pack, table, asked, window)
+    return sequence_stages.stage_of(samples.pack, table, asked)
 
 
 def items_of(
@@ -71,6 +71,13 @@ def rows_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, width: int) 
     from torch_table_loader.text.packed_streams import documents_under
 
     return documents_under(job, tasks, key, width)
+
+
+def rows_of_step(job: StreamJob, position: StreamPosition, step: int, width: int) -> NDArray[np.int64]:
+    """Return the row id of each document under each sequence of a step of a stream; this reads the documents."""
+    from torch_table_loader.text.packed_streams import documents_of_step
+
+    return documents_of_step(job, position, step, width)
 
 
 def counts_of_stream(job: StreamJob, start: StreamPosition, planned: PlannedStream) -> PackCounts:

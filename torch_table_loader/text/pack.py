@@ -466,10 +466,10 @@ class Pack(SamplesOption):
 
     @override
     def check_beside(self, options: Mapping[str, Any]) -> None:
-        if options["weights"] is not None:
+        if options["weights"] is not None and not self.permutes_documents:
             raise ConfigError(
-                "weights draws rows, and pack makes sequences of each document once; leave one of them out, or weight "
-                "whole tables of documents with MixedDataset(sources, weights)"
+                'weights repeats documents, but strategy="windows" cuts tokens without regard to documents; use '
+                'strategy="concat", or leave weights out'
             )
         if options["output_format"] not in ("torch", "numpy"):
             raise ConfigError(
@@ -508,7 +508,6 @@ class PackedSamples(Samples):
     records: ClassVar[tuple[str, ...]] = ("packing",)
     option: ClassVar[str | None] = "pack"
     guest: ClassVar[str] = "text"
-    why_not_mixed: ClassVar[str | None] = "pack= makes sequences of the rows of each split: leave pack out"
 
     @property
     @override

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -21,12 +21,13 @@ from torch_table_loader.batching.types import element_dtype
 from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.samples import ONE_BY_ONE
 from torch_table_loader.text.pack import IGNORED
-from torch_table_loader.text.packed_outputs import Documents, Sequences
+from torch_table_loader.text.packed_outputs import Documents, Layout, Sequences
 from torch_table_loader.text.token_rows import (
     Parts,
     columns_of_parts,
     parts_of_sequences,
     parts_of_tokens,
+    runs_of,
     sequences_of,
     tokens_are_rows,
 )
@@ -75,7 +76,11 @@ class PackedRows(Rows):
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`."""
-        return cast("Self", self._codec.concat([self.slice(row, row + 1) for row in indices.tolist()]))
+        width = self._codec.width
+        tokens = [values.reshape(-1, width, *values.shape[1:])[indices] for values in self.tokens]
+        parts = self._codec.parts_of_rows(self.tokens, self.parts, indices)
+        flat = [values.reshape(-1, *values.shape[2:]) for values in tokens]
+        return type(self)(self._codec, len(indices), flat, parts)
 
     def batches(self, batch_size: int) -> Batches:
         """Cut into dicts of tensors or arrays; the last may have fewer sequences, and its last sequence padding."""
@@ -123,6 +128,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         self._tokens_are_rows = tokens_are_rows(schema)
         self._loss = self._names.index(pack.loss_mask) if pack.loss_mask is not None else None
         self._columns = pa.struct(columns_of_parts(schema)) if columns_of_parts(schema) else None
+        self.keeps_runs = self._tokens_are_rows
         self.width = 1 if self._tokens_are_rows else pack.width
         self.outputs = Sequences(pack, tuple(self._names), documents, numpy=numpy)
 
@@ -138,7 +144,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         rows = PackedRows(self, batch.num_rows, tokens, parts)
         if PADDING_COLUMN not in self._schema.names:
             return rows
-        return self.without_padding(rows, batch.column(PADDING_COLUMN).to_numpy(zero_copy_only=False))
+        return self.padded(rows, batch.column(PADDING_COLUMN).to_numpy(zero_copy_only=False))
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> PackedRows:
         """View columns of the schema as rows."""
@@ -159,7 +165,34 @@ class PackedCodec(RowsCodec[PackedRows]):
         columns = None if parts.columns is None else parts.columns.slice(first, last - first)
         return Parts(at - start, length, begun, behind, columns)
 
-    def without_padding(self, rows: PackedRows, padding: NDArray[np.bool_]) -> PackedRows:
+    def parts_of_rows(self, tokens: Sequence[NDArray[Any]], parts: Parts, rows: Ints) -> Parts:
+        """Return the parts of some rows, of which one may be asked for twice; a part that is cut is one in each."""
+        layout = Layout(parts, self.width, len(tokens[0]))
+        behind = parts.next[layout.owner]
+        cut = np.flatnonzero(layout.ends < (parts.at + parts.length)[layout.owner])
+        behind[cut] = self._targets(tokens, layout.ends[cut])
+        bounds = layout.at.searchsorted(np.arange(len(tokens[0]) // self.width + 1) * self.width)
+        first, count = bounds[:-1][rows], np.diff(bounds)[rows]
+        number = np.arange(count.sum()) + (first - count.cumsum() + count).repeat(count)
+        at = layout.at[number] % self.width + np.arange(len(rows)).repeat(count) * self.width
+        columns = None if parts.columns is None else parts.columns.take(pa.array(layout.owner[number]))
+        return Parts(at, layout.length[number], layout.start[number], behind[number], columns)
+
+    @override
+    def permuted_runs(self, rows: PackedRows, order_of: Callable[[int], Ints]) -> PackedRows:
+        """Copy tokens document by document; padding comes last."""
+        parts = rows.parts
+        order = order_of(len(parts.at))
+        at, length = parts.at[order], parts.length[order]
+        tokens = [runs_of(values, at, length) for values in rows.tokens]
+        if missing := rows.num_rows - int(length.sum()):
+            tokens = [_lengthened(values, missing) for values in tokens]
+        columns = None if parts.columns is None else parts.columns.take(pa.array(order))
+        parts = Parts(length.cumsum() - length, length, parts.start[order], parts.next[order], columns)
+        return PackedRows(self, rows.num_rows, tokens, parts)
+
+    @override
+    def padded(self, rows: PackedRows, padding: NDArray[np.bool_]) -> PackedRows:
         """View rows of which some, wherever they stand, only fill up the rank's last batch: no part covers these."""
         if not padding.any():
             return rows
@@ -176,15 +209,19 @@ class PackedCodec(RowsCodec[PackedRows]):
             return IGNORED
         return int(tokens[0][place])
 
+    def _targets(self, tokens: Sequence[NDArray[Any]], places: Ints) -> Ints:
+        """Return the tokens at some places as labels."""
+        found: Ints = tokens[0][places].astype(np.int64)
+        if self._loss is not None:
+            found[tokens[self._loss][places] == 0] = IGNORED
+        return found
+
     def of_tokens(self, rows: PackedRows) -> PackedRows:
         """View tokens that are rows as sequences; what the last one lacks is padding."""
         missing = -rows.num_rows % self.width
         tokens = rows.tokens
         if missing:
-            tokens = [
-                np.concatenate([values, np.zeros((missing, *values.shape[1:]), dtype=values.dtype)])
-                for values in tokens
-            ]
+            tokens = [_lengthened(values, missing) for values in tokens]
         return PackedRows(self, (rows.num_rows + missing) // self.width, tokens, rows.parts)
 
     @override
@@ -245,6 +282,11 @@ class PackedCodec(RowsCodec[PackedRows]):
     def _dtype(self, name: str) -> np.dtype[Any]:
         kind = self._schema.field(name).type
         return number_type(kind if self._tokens_are_rows else kind.value_type)
+
+
+def _lengthened(values: NDArray[Any], more: int) -> NDArray[Any]:
+    """Return values with so many zeros behind them."""
+    return np.concatenate([values, np.zeros((more, *values.shape[1:]), dtype=values.dtype)])
 
 
 def _padded(lists: pa.LargeListArray, width: int) -> NDArray[Any]:

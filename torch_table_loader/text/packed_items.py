@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows
+from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows, weights_of
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.state_records import Written
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.schedules import Done
@@ -66,6 +65,7 @@ class PackedItems(TableItems):
 
     documents: pa.Schema
     tokens: StoredTokens
+    word_of_rows: ClassVar[str] = "documents"
     _streams: dict[tuple[Any, ...], PackedStream] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -102,6 +102,7 @@ class PackedItems(TableItems):
             store=rows.store,
             documents=rows.columns,
             tokens=StoredTokens(rows.store, pack),
+            **weights_of(rows, options),
         )
 
     @override
@@ -171,7 +172,8 @@ class PackedItems(TableItems):
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
         """Note that an epoch comes from one stage to the next, which continues where the walk of the first has come."""
-        self.stream(position).begin_at(self.stream(before).anchor(before.consumed))
+        if anchor := self.stream(before).anchor(before.consumed):
+            self.stream(position).begin_at(anchor)
 
     @override
     def records(self, position: SamplePosition) -> dict[str, Written]:
@@ -245,6 +247,11 @@ class PackedItems(TableItems):
                 f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
                 "of its sources"
             )
+        if self.options.weights is not None and not (self.weights is not None and self.weights.always_alike):
+            raise ConfigError(
+                f"rounds of a source of a mixture have the same documents, got weights={self.options.weights!r}; pass "
+                "Weights(repeats=) with a column of whole numbers, or leave weights out of the packs of its sources"
+            )
         if not self.remaining(turns.exclusions).num_rows:
             return 0
         if self.tokens.packer.block_docs is not None:
@@ -256,8 +263,9 @@ class PackedItems(TableItems):
         name, number, columns, exclusions, seed, epoch, seq_len, (since, origin) = turns
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "source": name, "origin": origin, "since": since}
         tokens, constants = self.tokens.of_length(seq_len), {SOURCE_COLUMN: number}
-        made = partial(PackedStream, tokens, columns, constants=constants, **own)
-        return self._kept((exclusions.digest, number, seq_len, *own.values()), exclusions, made)
+        key = exclusions.digest, number, seq_len, *own.values()
+        made = partial(PackedStream, tokens, columns)
+        return self._kept(key, lambda: made(self._of_source(turns), constants=constants, **own))
 
     @property
     @override
@@ -299,7 +307,6 @@ class PackedItems(TableItems):
     @override
     def notes(self, position: SamplePosition) -> list[str]:
         pack, tokens = self.pack, self.tokens.lengths.total
-        left = self.remaining(position.exclusions[""].running).num_rows
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
@@ -310,7 +317,7 @@ class PackedItems(TableItems):
         return [
             f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {self.where}",
             f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
-            f"{left:,} of {self.live_rows:,} live documents are in the epoch; the others are excluded",
+            self._note_of_rows(self.stream(position).documents, position),
             *([self.store.note] if self.store.note else []),
         ]
 
@@ -343,20 +350,19 @@ class PackedItems(TableItems):
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
         seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
         tokens = self.tokens.of_length(length)
-        made = partial(PackedStream, tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
-        return self._kept((epoch, exclusions.digest, origin, length), exclusions, made)
+        own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
+        key = epoch, exclusions.digest, origin, length
+        made = partial(PackedStream, tokens, self.columns)
+        return self._kept(key, lambda: made(self._of_epoch(exclusions, epoch), self.epoch_rows, **own))
 
-    def _kept(
-        self, key: tuple[Any, ...], exclusions: Exclusions, make: Callable[[Remaining], PackedStream]
-    ) -> PackedStream:
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], PackedStream]) -> PackedStream:
         """Return an order; the newest are kept, since what was walked is known to them."""
         if (known := self._streams.get(key)) is not None:
             return known
-        remaining = self._some(exclusions)
         self._refuse_long_documents()
         while len(self._streams) >= _KEPT_STREAMS:
             del self._streams[next(iter(self._streams))]
-        made = self._streams[key] = make(remaining)
+        made = self._streams[key] = make()
         return made
 
     def _refuse_long_documents(self) -> None:

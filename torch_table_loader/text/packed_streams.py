@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.resolve import with_padding
+from torch_table_loader.planning.rows_of import lane_of
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.text.pack_counts import PackCounts
+from torch_table_loader.text.packed import codec_of
 from torch_table_loader.text.sequence_stages import stage_of
-from torch_table_loader.text.token_rows import ids_under
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,26 +25,59 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.stages import StreamPosition
+    from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import ReadTask
     from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.packed import PackedCodec, PackedRows
 
     Ints: TypeAlias = NDArray[np.int64]
 
 
+def documents_of_step(job: StreamJob, position: StreamPosition, step: int, seq_len: int) -> Ints:
+    """Return the row id of each document in each sequence of a step of a packed stream; this reads the documents."""
+    work, reader = job.work(position), _reader(job, job.stage_key(position.epoch))
+    codec = codec_of(with_padding(reader.schema, job.topology), TypePolicy.of(job.options))
+    lane, before = lane_of(work.plan, step)
+    rows = replace(work, reader=reader, codec=codec, readers=0).rows(lane, before)
+    found, wanted = [], work.plan.batch_size
+    with closing(cast("Generator[PackedRows]", rows)) as source:
+        while wanted and (some := next(source, None)) is not None:
+            found.append(some.slice(0, min(wanted, some.num_rows)))
+            wanted -= found[-1].num_rows
+    return _ids_of(found, codec, seq_len)
+
+
 def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, seq_len: int) -> Ints:
-    """Return the row id of each document in each sequence of a packed stream; this reads the documents.
+    """Return the row id of each document in each sequence that tasks name; this reads the documents.
 
     Args:
         tasks: name the tokens or sequences, beginning with a whole sequence.
         key: decides in which order blocks are packed.
         seq_len: tokens of a sequence, if documents are cut anywhere.
     """
+    reader = _reader(job, key)
+    codec = codec_of(reader.schema, TypePolicy.of(job.options))
+    return _ids_of([codec.decode(batch) for task in tasks for batch in reader.read(task)], codec, seq_len)
+
+
+def _reader(job: StreamJob, key: Key) -> TaskReader:
+    """Return what reads the job's documents in an epoch, with their row ids."""
     pack, options = cast("Pack", job.options.pack), job.options
-    stage = stage_of(pack, job.table.schema, (ROW_ID,), options.window)
+    stage = stage_of(pack, job.table.schema, (ROW_ID,)).in_blocks(job.block)
     reader = job.table.reader(pack.reads(None), options.filters, row_ids=True, max_rows=job.read_rows, stage=stage)
-    reader = reader.of_epoch(key, shuffle=bool(options.shuffle))
-    batches = (batch for task in tasks for batch in reader.read(task))
-    return ids_under(batches, seq_len if pack.joins_documents else None)
+    return reader.of_epoch(key, shuffle=bool(options.shuffle))
+
+
+def _ids_of(runs: Sequence[PackedRows], codec: PackedCodec, seq_len: int) -> Ints:
+    """Return the row id of each document under each sequence of rows that follow one another."""
+    none = np.empty(0, dtype=np.int64)
+    width = seq_len if codec.keeps_runs else codec.width
+    before = np.cumsum([0, *(rows.num_rows * codec.width for rows in runs)]).tolist()
+    at = np.concatenate([none, *(rows.parts.at + start for rows, start in zip(runs, before, strict=False))])
+    last = at + np.concatenate([none, *(rows.parts.length for rows in runs)]) - 1
+    columns = (rows.parts.columns for rows in runs)
+    ids = np.concatenate([none, *(each.field(ROW_ID).to_numpy() for each in columns if each is not None)])
+    return np.repeat(ids, last // width - at // width + 1)
 
 
 def counts_of(job: StreamJob, start: StreamPosition, planned: PlannedStream) -> PackCounts:

@@ -20,11 +20,12 @@ from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lists import Slices
+from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.gather import Spans
 from torch_table_loader.text.pack_counts import PackCounts
 from torch_table_loader.text.packing import packer_of
-from torch_table_loader.text.sequence_orders import Anchor, SequenceOrder, attention_costs, balanced
+from torch_table_loader.text.sequence_orders import Anchor, Drawn, SequenceOrder, attention_costs, balanced
 from torch_table_loader.text.slices import in_order
 from torch_table_loader.text.token_rows import Parts, columns_of_parts, rows_of_sequences
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.planning.exclusion import Remaining
-    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths
+    from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.ranges import Fetcher
     from torch_table_loader.store.gather import ListValues, StoredRows
     from torch_table_loader.text.pack import Pack
@@ -85,12 +86,12 @@ class StoredTokens:
         """The units of all documents, counted once; None if their order decides that."""
         return self.packer.units(self.lengths)
 
-    def order(self, remaining: Remaining, key: Key, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
+    def order(self, drawn: Drawn, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
         """Return an order of the sequences of some documents; see `SequenceOrder`."""
         if not self.pack.permutes_documents:
-            return SequenceOrder.of_windows(self.packer, self.lengths, key)
-        found = self.packer, self.lengths, remaining, key
-        return SequenceOrder.of_documents(*found, units=self.units, ends=ends, origin=origin)
+            return SequenceOrder.of_windows(self.packer, self.lengths, drawn.permutation.key)
+        units = self.units if drawn.each_once else None
+        return SequenceOrder.of_documents(self.packer, self.lengths, drawn, units=units, ends=ends, origin=origin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +118,8 @@ class PackedStream(TurnStream):
 
     Args:
         schema: of what comes out, from `schema_of_sequences`; a column `row_id` is the documents' row ids.
+        rows: the documents that are left, or are drawn of them.
+        most: so many of them come at most.
         source: the name of a source of a mixture, which goes round and round; None for a table alone.
         origin: tokens that come before the first sequence of a round, since they came as sequences of another length;
             only of "concat". Of a source it may be negative, and sequences that begin before token 0 do not come.
@@ -127,7 +130,8 @@ class PackedStream(TurnStream):
         self,
         tokens: StoredTokens,
         schema: pa.Schema,
-        remaining: Remaining,
+        rows: Remaining | WeightedRows,
+        most: int | None = None,
         *,
         seed: int,
         epoch: int,
@@ -139,7 +143,7 @@ class PackedStream(TurnStream):
         """Order nothing yet."""
         self.tokens = tokens
         self._schema = schema
-        self._remaining = remaining
+        self._rows, self._count = rows, rows.num_rows if most is None else min(most, rows.num_rows)
         self._seed, self._epoch, self._source = seed, epoch, source
         self._constants = constants or {}
         self._origin, self._since = origin, since
@@ -154,6 +158,11 @@ class PackedStream(TurnStream):
     def stores(self) -> Sequence[RowStoreHandle]:
         """The one store."""
         return [self.tokens.store]
+
+    @property
+    def documents(self) -> int:
+        """Documents of a round."""
+        return self._count
 
     @property
     def count(self) -> int:
@@ -215,7 +224,7 @@ class PackedStream(TurnStream):
     @cached_property
     def _gone(self) -> str:
         """A hash of the documents that are left out."""
-        return blake2b(self._remaining.gone.tobytes(), digest_size=16).hexdigest()
+        return blake2b(self._rows.gone.tobytes(), digest_size=16).hexdigest()
 
     def begin_at(self, anchor: list[int]) -> None:
         """Take what `anchor` returned as known.
@@ -256,7 +265,7 @@ class PackedStream(TurnStream):
     def counts(self) -> PackCounts:
         """Return what packing makes of the documents of an epoch; its order is walked to the end."""
         pack, lengths, dropped = self.tokens.pack, self.tokens.lengths, self.tokens.packer.dropped
-        too_long = sum(dropped(some) for _, some in lengths.batches()) - dropped(lengths.take(self._remaining.gone))
+        too_long = sum(dropped(lengths.take(some)) for some in self._drawn(0).blocks())
         made = PackCounts(pack.width, dropped=too_long)
         for first in range(0, self.count, _COUNTED_SEQUENCES):
             slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
@@ -375,10 +384,8 @@ class PackedStream(TurnStream):
         """Return the order of a round; the caller has the lock."""
         if (known := self._orders.get(number)) is not None:
             return known
-        purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
         origin = self._origin if number == self._since else 0
-        key, ends = derive_key(self._seed, self._epoch, purpose), self._ends.get(number)
-        made = self.tokens.order(self._remaining, key, ends, origin)
+        made = self.tokens.order(self._drawn(number), self._ends.get(number), origin)
         if made.ends is not None:
             self._ends[number] = made.ends
         if number in self._anchors:
@@ -387,6 +394,12 @@ class PackedStream(TurnStream):
             del self._orders[min(other for other in self._orders if other)]
         self._orders[number] = made
         return made
+
+    def _drawn(self, number: int) -> Drawn:
+        """Return the documents of a round."""
+        purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
+        permutation = Permutation(self._rows.num_rows, derive_key(self._seed, self._epoch, purpose))
+        return Drawn(self._rows, permutation, self._count, number)
 
     def _documents(self, rows: StoredRows, documents: Ints) -> pa.StructArray | None:
         """Return the other columns of documents, by their rows."""

@@ -69,7 +69,7 @@ class SequenceForm:
     def decode(self, batch: pa.RecordBatch, *, padding: bool) -> Rows:
         """Say of each document which source it is of; padding has no documents."""
         rows = self.own.decode(batch)
-        parts = self.own.without_padding(rows, np.full(rows.num_rows, padding)).parts
+        parts = self.own.padded(rows, np.full(rows.num_rows, padding)).parts
         columns: list[Any] = [] if parts.columns is None else [parts.columns.field(column) for column in self.columns]
         columns.append(pa.array(np.full(len(parts.at), self.number, dtype=np.int64)))
         documents = pa.StructArray.from_arrays(columns, fields=list(self.fields))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from torch_table_loader.errors import ResumeError
+from torch_table_loader.planning.exclusion import Remaining
 from torch_table_loader.planning.lists import Slices
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.text.slices import TokenRow, in_order
@@ -22,9 +24,9 @@ from torch_table_loader.text.slices import TokenRow, in_order
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths
+    from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.text.packing import Packer
     from torch_table_loader.text.slices import Windows
 
@@ -32,6 +34,37 @@ if TYPE_CHECKING:
 
 BLOCK_DOCUMENTS = 1 << 16
 _KEPT_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The documents of a round of an epoch, in an order.
+
+    Args:
+        rows: those that are left, or are drawn of them.
+        permutation: of all of these.
+        count: so many of the order come.
+        number: rounds before this one, each of which draws anew.
+    """
+
+    rows: Remaining | WeightedRows
+    permutation: Permutation
+    count: int
+    number: int = 0
+
+    @property
+    def each_once(self) -> bool:
+        """Whether each document that is left comes once."""
+        return isinstance(self.rows, Remaining) and self.count == self.rows.num_rows
+
+    def take(self, places: Ints) -> Ints:
+        """Return the documents at some places of the order."""
+        return self.rows.select(self.permutation.take(places), self.number)
+
+    def blocks(self) -> Iterator[Ints]:
+        """Yield all documents in order."""
+        for first in range(0, self.count, BLOCK_DOCUMENTS):
+            yield self.take(np.arange(first, min(first + BLOCK_DOCUMENTS, self.count), dtype=np.int64))
 
 
 class Anchor(NamedTuple):
@@ -200,27 +233,25 @@ class SequenceOrder:
         cls,
         packer: Packer,
         lengths: ListLengths,
-        remaining: Remaining,
-        key: Key,
+        drawn: Drawn,
         *,
         units: int | None,
         ends: Ints | None = None,
         origin: int = 0,
     ) -> SequenceOrder:
-        """Order the remaining documents, permuted and packed.
+        """Order documents, permuted and packed.
 
         Args:
             units: those of all documents, as the packer counts them.
             ends: see `Walk`.
             origin: units that no sequence has, since they came before.
         """
-        permutation = Permutation(remaining.num_rows, key)
-        gone = remaining.gone
+        known = units is not None and drawn.each_once
         walk = Walk(
-            remaining.num_rows,
-            lambda places: remaining.select(permutation.take(places)),
+            drawn.count,
+            drawn.take,
             lambda documents: packer.row(lengths.take(documents)),
-            None if units is None else units - packer.row(lengths.take(gone)).total,
+            cast("int", units) - packer.row(lengths.take(drawn.rows.gone)).total if known else None,
             ends,
             packer.block_docs or BLOCK_DOCUMENTS,
         )

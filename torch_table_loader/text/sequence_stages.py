@@ -51,6 +51,11 @@ class SequencesAsRows(TokenStage):
 
     @property
     @override
+    def held_bytes(self) -> int:
+        return self.pack.width * super().held_bytes
+
+    @property
+    @override
     def key(self) -> str:
         pack = self.pack
         blocks = "" if self.block_rows is None else f"-{self.block_rows}-{pack.max_docs_per_row}"
@@ -107,11 +112,8 @@ class SequencesAsRows(TokenStage):
         return rows_of_sequences(values, offsets, parts, slices.offsets, self.schema(batch.schema))
 
 
-def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: int | None = None) -> TokenStage:
+def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenStage:
     """Return the stage that the rows of a table pass in a stream.
-
-    Args:
-        window: how many documents are shuffled together before they are cut anywhere; None: none are.
 
     Raises:
         ConfigError: the columns do not fit, or the strategy is one of ``shuffle="rows"``.
@@ -128,4 +130,4 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: in
             f'Pack: balance={pack.balance!r} needs shuffle="rows": a rank of a stream reads files of its own, and to '
             "take a sequence of another rank it would have to read that rank's files too; leave balance out"
         )
-    return TokensAsRows(pack, table, asked, window) if pack.joins_documents else SequencesAsRows(pack, table, asked)
+    return TokensAsRows(pack, table, asked) if pack.joins_documents else SequencesAsRows(pack, table, asked)

@@ -14,7 +14,7 @@ the loss ignores that token), and the other columns of the document, if any are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of, numbers_of
-from torch_table_loader.records import DOCUMENTS, ROW_ID
+from torch_table_loader.records import DOCUMENTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,22 +132,6 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
     before = np.concatenate(([0], ends))[offsets[:-1] - offsets[0]]
     row = np.repeat(np.arange(len(documents)) * width - before, counts)
     return _parts(struct, ends - length + row, length)
-
-
-def ids_under(batches: Iterable[pa.RecordBatch], seq_len: int | None) -> Ints:
-    """Return the row id of each document under each sequence, of rows of either form that have ``row_id``.
-
-    The batches follow one another, from the begin of a sequence on. Where tokens are rows, a sequence has `seq_len`.
-    """
-    documents = [batch.column(DOCUMENTS) for batch in batches]
-    parts = [each.flatten() if seq_len is None else each.values for each in documents]
-    none = np.empty(0, dtype=np.int64)
-    ids = np.concatenate([none, *(part.field("columns").field(ROW_ID).to_numpy() for part in parts)])
-    if seq_len is None:
-        return ids
-    lengths = np.concatenate([none, *(part.field("length").to_numpy() for part in parts)])
-    ends = np.cumsum(lengths)
-    return np.repeat(ids, (ends - 1) // seq_len - (ends - lengths) // seq_len + 1)
 
 
 def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:

@@ -133,6 +133,11 @@ class TokenStage(RowStage):
 
     @property
     @override
+    def held_bytes(self) -> int:
+        return sum(width_of(entry.type) for entry in self._cut)
+
+    @property
+    @override
     def measured_by(self) -> str | None:
         changes = self.pack.documents is not None and not self.pack.same_lengths
         return None if self._may_lack_ends or changes else self.pack.ids
@@ -285,17 +290,17 @@ class TokenStage(RowStage):
 
 
 class TokensAsRows(TokenStage):
-    """Each token is a row, so that documents are cut wherever a batch or a lane ends.
-
-    Args:
-        window: how many documents are shuffled together; None: none are.
-    """
+    """Each token is a row, so that documents are cut wherever a batch or a lane ends."""
 
     makes = "tokens"
+    _window: int | None = None
+    """How many documents of a row group are shuffled together; None: none are."""
 
-    def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: int | None = None) -> None:
-        super().__init__(pack, table, asked)
-        self._window = window
+    @override
+    def in_blocks(self, size: int | None) -> TokensAsRows:
+        other = copy.copy(self)
+        other._window = size
+        return other
 
     @property
     @override

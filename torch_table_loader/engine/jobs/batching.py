@@ -40,6 +40,6 @@ class Batching:
         collated: int = 1,
     ) -> Self:
         """Size batches of as many rows, or sequences, as the options say."""
-        asked = unit_bytes, options.most_rows, options.prefetch_batches
+        asked = unit_bytes, options.batch_rows, options.prefetch_batches
         blocks = blocks_of_a_process(*asked, collated=options.calls_functions, memory=options.memory)
         return cls(rows=topology.batch_size, unit_bytes=unit_bytes, blocks=blocks, at_once=at_once, collated=collated)

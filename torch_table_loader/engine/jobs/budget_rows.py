@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 import numpy as np
 from typing_extensions import override
 
-from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.uneven import UnevenCodec
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
@@ -20,9 +19,8 @@ from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, blocks_of_a_process, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import BudgetWork
 from torch_table_loader.errors import TableError
-from torch_table_loader.messages import warn_caller
-from torch_table_loader.option_values import Budget, Pad
-from torch_table_loader.planning.budgets import BudgetBatches, BudgetPosition, FilledOrder, Limits, Measure
+from torch_table_loader.option_values import Budget
+from torch_table_loader.planning.budgets import BudgetBatches, BudgetPosition, FilledOrder, Limits, Measure, widths_of
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.ranges import FetchSettings
@@ -65,11 +63,7 @@ class BudgetRows(TableRows):
         job = super().of(source, options, ranks, cache, parts)
         order, budget = job._first, job.budget
         if order.longer:
-            warn_caller(
-                f"{order.longer:,} of {order.edges[-1]:,} rows are longer than tokens={budget.tokens} of Budget, the "
-                f"longest {order.longest[0]:,}; each is a batch of its own: pass more tokens, leave such rows out with "
-                'filters=, or refuse them with longer="error"'
-            )
+            budget.warn_of(order.longer, int(order.edges[-1]), f", the longest {order.longest[0]:,}")
         return job
 
     @classmethod
@@ -144,7 +138,7 @@ class BudgetRows(TableRows):
     def _cut(self, position: SamplePosition) -> FilledOrder:
         budget, seed, epoch = self.budget, self.options.shuffle_seed, position.epoch
         limits = Limits(budget.tokens, budget.at_most, padded=budget.counts == "padded")
-        measure = Measure(limits, self.lengths.take, self._widths)
+        measure = Measure(limits, self.lengths.take, partial(widths_of, pad=self.options.counted_pad))
         similar = None
         if budget.similar is not None:
             similar = budget.similar, partial(_key_of_window, seed, epoch)
@@ -157,16 +151,6 @@ class BudgetRows(TableRows):
                 'Budget; pass more tokens, leave such rows out with filters=, or pass longer="alone"'
             )
         return order
-
-    def _widths(self, lengths: Ints) -> Ints:
-        """Return what rows of some tokens count as."""
-        layout = TypePolicy.of(self.options).layout_of(self.budget.length)
-        if self.budget.counts == "rows" or not isinstance(layout, Pad):
-            return lengths
-        if layout.length is not None:
-            return np.full_like(lengths, layout.length)
-        unit = layout.multiple_of or 1
-        return -(-lengths // unit) * unit
 
     @property
     def _first(self) -> FilledOrder:

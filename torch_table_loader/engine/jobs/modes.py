@@ -9,8 +9,10 @@ import pyarrow.types as kinds
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import (
+    Units,
     columns_of,
     delivered,
+    may_mix,
     planner_of,
     strategy_of,
     surveyed,
@@ -93,16 +95,28 @@ def open_stream(
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and not options.samples.are_rows:
         asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
-        stage = options.samples.parts.stage_of(options.samples, table.schema, asked, options.window)
+        stage = options.samples.parts.stage_of(options.samples, table.schema, asked)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
+    if options.samples.are_batches and stage is not None:
+        segments = planner.plan(planner.start(0), ranks.rank).segments
+        options.samples.warn_of(planner.made_of(segments))
+        batches = int(segments.live_rows.sum())
+        stage = stage.of_size(row_bytes * -(-table.layout.num_rows // max(1, batches)))
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
     held = table.open_bytes(columns, read_rows, row_bytes)
-    planner = with_windows(with_mixing(planner, options, row_bytes, held), options, row_bytes, stage)
+    units = Units(0, row_bytes, 0)
+    if may_mix(options, planner):
+        units = Units.of(planner, row_bytes, stage)
+        planner = with_mixing(planner, options, units, held)
+    else:
+        planner = with_windows(planner, options, row_bytes, stage)
+        if stage is not None:
+            stage = stage.in_blocks(options.window)
     if (mixing := planner.topology.mixing) is not None and read_rows < largest:
-        read_rows = min(read_rows, max(1, mixing.rows // mixing.splits))
+        read_rows = min(read_rows, units.in_rows(mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
     most = {"max_rows": read_rows, "max_bytes": options.memory}
     reader = table.reader(columns, options.filters, row_ids=ids, stage=stage, encoded=encoded, **most)
@@ -121,6 +135,7 @@ def open_stream(
         strategy=strategy,
         planner=planner,
         read_rows=read_rows,
+        units=units,
         splits_digest=planner.digest(),
         fetching=fetching,
         stage=stage,

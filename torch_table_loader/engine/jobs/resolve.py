@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as kinds
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.samples import Samples
     from torch_table_loader.source.plan_cache import Plans
+
+
+_ROW_KEPT = 40
+"""Bytes that are kept of a row of which a stage makes others: where they are, in five numbers."""
 
 
 def surveyed(
@@ -108,7 +112,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     Raises:
         ConfigError: it cannot do what another option asks.
     """
-    cuts_small = options.may_mix and options.samples.are_rows and options.split_size is None
+    cuts_small = options.may_mix and options.split_size is None
     arguments = {
         "shuffle": bool(options.shuffle),
         "seed": options.shuffle_seed,
@@ -216,8 +220,9 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
     even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
     if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
         return
-    window = window.rows if isinstance(window, Mixing) else window
-    if window is not None and options.samples.joins_rows:
+    if isinstance(window, Mixing):
+        window = window.rows
+    elif window is not None and options.samples.joins_rows:
         raise ResumeError(
             f"the state has windows of {window} tokens, and only whole documents are shuffled here; pass the value of "
             "state_dict() unchanged"
@@ -270,8 +275,6 @@ def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
     """Return what keeps splits from being mixed, with the remedy; None if nothing does."""
     if options.batch_by is not None:
         return 'batches end with files (batch_by="file"): leave batch_by out'
-    if options.samples.why_not_mixed is not None:
-        return options.samples.why_not_mixed
     if not planner.counted:
         return "rows that pass the filter are not counted: leave count_filtered out"
     if not planner.strategy.cuts:
@@ -279,26 +282,61 @@ def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
     return None
 
 
-def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int, held: int) -> Planner:
-    """Let a planner mix splits, if that was asked for.
+class Units(NamedTuple):
+    """What batches count of a table: its rows, or what a stage makes of these.
 
     Args:
-        row_bytes: decoded bytes of a row, about.
-        held: bytes that an open split holds.
+        total: how many there are.
+        num_bytes: of one, with its share of what else is held of its row, before batches are made of it.
+        rows: of the table.
+    """
+
+    total: int
+    num_bytes: int
+    rows: int
+
+    @classmethod
+    def of(cls, planner: Planner, row_bytes: int, stage: RowStage | None) -> Units:
+        """Return those of a table whose rows have so many bytes; what a stage makes is counted, of all ranks."""
+        rows = planner.layout.num_rows
+        if stage is None:
+            return cls(rows, row_bytes, rows)
+        total = int(planner.whole().live_rows.sum())
+        return cls(total, max(stage.held_bytes, (row_bytes + _ROW_KEPT) * rows // max(1, total)), rows)
+
+    def in_rows(self, units: int) -> int:
+        """Return about how many rows of the table so many are made of, at least one."""
+        return max(1, units * self.rows // max(1, self.total))
+
+    def of_rows(self, rows: int) -> int:
+        """Return about how many are made of so many rows of the table, at least one."""
+        return max(1, rows * self.total // max(1, self.rows))
+
+
+def may_mix(options: LoaderOptions, planner: Planner) -> bool:
+    """Return whether splits are mixed.
 
     Raises:
         ConfigError: the caller asked for it by name, and another option keeps splits from being mixed.
     """
-    if not options.may_mix:
-        return planner
-    if (reason := why_not_mixed(options, planner)) is not None:
-        if options.shuffle is True:
-            return planner
+    reason = why_not_mixed(options, planner)
+    if options.shuffle == "mixed" and reason is not None:
         raise ConfigError(f'shuffle="mixed" mixes rows of several splits, but {reason}, or pass shuffle="splits"')
-    topology = planner.topology
-    rows = planner.layout.num_rows // topology.num_ranks
-    window = mixing_of(row_bytes, rows, topology.batch_size, options.window, held, options.memory)
-    return planner.with_topology(replace(topology, lanes=1, shuffle_buffer_size=window))
+    return options.may_mix and reason is None
+
+
+def with_mixing(planner: Planner, options: LoaderOptions, units: Units, held: int) -> Planner:
+    """Let a planner mix splits.
+
+    Args:
+        held: bytes that an open split holds.
+    """
+    topology, window = planner.topology, options.window
+    if window is not None and options.samples.joins_rows:
+        window = units.of_rows(window)
+    own = units.total // topology.num_ranks
+    mixing = mixing_of(units.num_bytes, own, topology.batch_size, window, held, options.memory)
+    return planner.with_topology(replace(topology, lanes=1, shuffle_buffer_size=mixing))
 
 
 def with_windows(planner: Planner, options: LoaderOptions, row_bytes: int, stage: RowStage | None) -> Planner:

@@ -34,7 +34,6 @@ from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.rows_of import (
     LiveSpan,
     RowSpan,
-    runs_of_batch,
     spans_of_batch,
     spans_of_ids,
 )
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.planner import Planner
+    from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.saved_state import Kind, SavedState
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
@@ -71,6 +71,7 @@ class StreamJob(Job):
 
     Args:
         read_rows: rows that a lane reads at a time.
+        units: what batches count, where splits are mixed.
         stage: makes other rows from the live ones; None delivers them as they are.
     """
 
@@ -80,6 +81,7 @@ class StreamJob(Job):
     strategy: Strategy
     planner: Planner
     read_rows: int
+    units: Units
     splits_digest: str
     fetching: FetchSettings
     stage: RowStage | None = None
@@ -265,7 +267,7 @@ class StreamJob(Job):
     def work(self, position: StreamPosition) -> StreamWork:
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
-            reader = reader.of_epoch(self._stage_key(position.epoch), shuffle=bool(self.options.shuffle))
+            reader = reader.of_epoch(self.stage_key(position.epoch), shuffle=bool(self.options.shuffle))
         segments = planned.segments
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
         if not self.options.processes and reads < self.topology.num_ranks * threads_of_lanes(self.topology.lanes):
@@ -279,7 +281,7 @@ class StreamJob(Job):
             seed=self.options.shuffle_seed,
             fetching=self.fetching,
             readers=self._readers,
-            read_rows=self.read_rows,
+            read_rows=self.units.of_rows(self.read_rows),
         )
 
     @property
@@ -296,10 +298,7 @@ class StreamJob(Job):
         about = planned.plan, planned.segments, planned.windows, key
         if self.samples.are_rows:
             return spans_of_batch(*about, self.planner.live_before, step, most)
-        pieces = runs_of_batch(*about, step)
-        tasks = (segments.task(*run) for segments, runs in pieces for run in runs)
-        width = planned.plan.batch_size // self.options.most_rows
-        ids = self.rows_under(tasks, self._stage_key(position.epoch), width)
+        ids: Ints = self.samples.parts.rows_of_step(self, position, step, self.width_of(position))
         return spans_of_ids(self.table.layout, ids)[:most]
 
     def rows_under(self, tasks: Iterable[ReadTask], key: Key, width: int) -> Ints:
@@ -313,7 +312,12 @@ class StreamJob(Job):
         found: Ints = self.samples.parts.rows_under(self, tasks, key, width)
         return found
 
-    def _stage_key(self, epoch: int) -> Key:
+    @property
+    def block(self) -> int | None:
+        """The rows that a stage puts into an order of the epoch's, where no window does; None: as it asks itself."""
+        return None if self.topology.mixing is not None else self.options.window
+
+    def stage_key(self, epoch: int) -> Key:
         """Return what decides by chance how samples are made in an epoch."""
         return derive_key(self.options.shuffle_seed, epoch, "packs")
 
@@ -364,13 +368,17 @@ class StreamJob(Job):
 
     @override
     def num_rows(self, epoch: int) -> int | None:
-        live = self.planner.plan(self.start(epoch), self.rank).segments.live_rows
+        segments = self.planner.plan(self.start(epoch), self.rank).segments
+        live = segments.live_rows
         whole_table = self.strategy.cuts and self.planner.counted and bool((live >= 0).all())
-        return int(live.sum()) if whole_table else None
+        if not whole_table:
+            return None
+        made = self.planner.made_of(segments) if self.samples.are_batches else None
+        return int(live.sum()) if made is None else made.rows_held
 
     @override
     def num_samples(self, epoch: int) -> int | None:
-        if self.samples.are_rows:
+        if self.samples.are_rows or self.samples.are_batches:
             return self.num_rows(epoch)
         start = self.start(epoch)
         counts = self._counts_of(start, self.planner.plan(start, self.rank))
@@ -382,7 +390,7 @@ class StreamJob(Job):
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
         codec = self.codec_at(start)
-        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec)
+        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec, self.units)
         of_lane, opened = lane_bytes(self, reading, planned)
         fetched, held = None, 0
         if self.is_far:
@@ -402,7 +410,7 @@ class StreamJob(Job):
             open_bytes=opened,
             copies=LANE_COPIES + (2 * (planned.plan.window or 0) > planned.plan.own_rows),
             held_bytes=held,
-            notes=notes_of_stream(self.table, planner, self.options, self.rank),
+            notes=notes_of_stream(self.table, planner, self.options, self.rank, self.stage),
             counts=self._counts_of(start, planned),
             fetched=fetched,
         )

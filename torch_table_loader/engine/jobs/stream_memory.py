@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.planner import PlannedStream
+    from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.table import Table
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.read.row_stage import RowStage
@@ -30,6 +31,7 @@ class Reading(NamedTuple):
         rows: that it reads at a time, of these columns.
         threads: that read splits side by side, where they are mixed; else 0.
         codec: of the rows.
+        units: what batches count, where splits are mixed.
     """
 
     table: Table
@@ -38,6 +40,7 @@ class Reading(NamedTuple):
     stage: RowStage | None
     threads: int
     codec: RowsCodec[Any]
+    units: Units
 
 
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
@@ -56,7 +59,10 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
         return held, open_bytes
     documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
     batches = batches_in_flight(options, batching.at_once, batching.blocks)
-    return (window + batches * options.batch_rows) * batching.unit_bytes, open_bytes + documents
+    made = batches * options.batch_rows * batching.unit_bytes
+    if job.topology.mixing is not None:
+        return held + made, open_bytes + documents
+    return window * batching.unit_bytes + made, open_bytes + documents
 
 
 def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:
@@ -65,11 +71,14 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     A piece of a window keeps the whole read that it views. Two reads are in use beside those of the open splits, others
     wait, and a piece may span several. Decoded rows have a null bit for each column.
     """
-    window = planned.plan.window or 0
+    window, units = planned.plan.window or 0, reading.units
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.batching.blocks)
-    most = min(reading.rows, int(planned.segments.live_rows.max(initial=0)))
-    read = (opened + 2 + reads_ahead(reading.threads)) * most + window // max(1, opened)
-    return rows * job.row_bytes + read * (job.row_bytes + -(-len(reading.columns) // 8))
+    most = min(reading.rows, units.in_rows(int(planned.segments.live_rows.max(initial=0))))
+    read = (opened + 2 + reads_ahead(reading.threads)) * most + units.in_rows(window // max(1, opened))
+    kept = units.num_bytes * units.of_rows(read)
+    if reading.stage is None:
+        kept = read * (job.row_bytes + -(-len(reading.columns) // 8))
+    return rows * units.num_bytes + kept
 
 
 def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None) -> int:

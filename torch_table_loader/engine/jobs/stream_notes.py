@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.read.row_stage import RowStage
 
 
 def loads_of(planned: PlannedStream) -> list[tuple[int, int, int, int]]:
@@ -31,7 +32,7 @@ def loads_of(planned: PlannedStream) -> list[tuple[int, int, int, int]]:
     return loads
 
 
-def _notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int) -> list[str]:
+def _notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int, stage: RowStage | None) -> list[str]:
     """Say on what a batch draws where splits are shuffled."""
     if not options.shuffle:
         return []
@@ -48,7 +49,8 @@ def _notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int) -> lis
             + ("; shuffle=True mixes their rows" if reason is None else f", since {reason}")
         ]
     side_by_side = f"up to {mixing.splits} splits that are read side by side"
-    drawn = f"each batch draws on {side_by_side}, in windows of {window:,} rows"
+    makes = "rows" if stage is None else stage.makes
+    drawn = f"each batch draws on {side_by_side}, in windows of {window:,} {makes}"
     if mixing.splits < OPEN_SPLITS:
         drawn += '; row groups are too large to read more at once: smaller ones, or shuffle="rows", mix better'
     if options.processes and options.lanes > 1:
@@ -56,11 +58,13 @@ def _notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int) -> lis
     return [drawn]
 
 
-def notes_of_stream(table: Table, planner: Planner, options: LoaderOptions, rank: int) -> list[str]:
+def notes_of_stream(
+    table: Table, planner: Planner, options: LoaderOptions, rank: int, stage: RowStage | None
+) -> list[str]:
     """Return what is remarked of a stream of a table."""
     layout, strategy, topology = table.layout, planner.strategy, planner.topology
     notes = [note for note in (table.description, *table.notes, *options.samples.notes) if note]
-    notes += _notes_of_mixing(planner, options, rank)
+    notes += _notes_of_mixing(planner, options, rank, stage)
     if layout.has_deletes:
         fewer = np.flatnonzero(layout.group_live != layout.group_rows)
         deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))

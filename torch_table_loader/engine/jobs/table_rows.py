@@ -90,12 +90,20 @@ class TurnsOf(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableItems(IndexedJob):
-    """One rank's share of items made from the rows of one table, gathered from its row store."""
+    """One rank's share of items made from the rows of one table, gathered from its row store.
+
+    Args:
+        weights: how often each row comes; None: once.
+        epoch_rows: rows of an epoch that the caller asked for; None: all that are left.
+    """
 
     table: Table
     store: RowStoreHandle
+    weights: RowWeights | None = None
+    epoch_rows: int | None = None
     exclusions: ExclusionState = field(default_factory=ExclusionState)
     can_be_mixed: ClassVar[bool] = True
+    word_of_rows: ClassVar[str] = "rows"
 
     @property
     @override
@@ -106,7 +114,12 @@ class TableItems(IndexedJob):
         """Return the table and the options that a state is bound to."""
         whole = bound(self.table, columns, self.options, "", "")
         kept = {name: whole.options[name] for name in ("columns", "filters", "shuffle_seed")}
-        return Bound(whole.table, {**kept, "shuffle": "rows"})
+        weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
+        return Bound(whole.table, {**kept, "shuffle": "rows", **weighted})
+
+    @property
+    def _said_of_weights(self) -> str:
+        return f"Weights(samples={self.epoch_rows})" if self.weights is None else self.weights.identity
 
     @property
     @override
@@ -167,6 +180,30 @@ class TableItems(IndexedJob):
             )
         return remaining
 
+    def _total(self, rows: int) -> int:
+        """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
+        return rows if self.epoch_rows is None or self.weights is not None else min(rows, self.epoch_rows)
+
+    def _of_epoch(self, exclusions: Exclusions, epoch: int) -> Remaining | WeightedRows:
+        """Return the rows that are left, or are drawn of those, and refuse an epoch that has none."""
+        some = self._some(exclusions)
+        return some if self.weights is None else self.weights.drawn(some, self.options.shuffle_seed, epoch)
+
+    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
+        remaining = self.remaining(turns.exclusions)
+        if self.weights is None or not remaining.num_rows:
+            return remaining
+        return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")
+
+    def _note_of_rows(self, epoch_rows: int, position: SamplePosition) -> str:
+        """Say how many rows an epoch has, and which."""
+        left, word = self.remaining(position.exclusions[""].running).num_rows, self.word_of_rows
+        of = f"{left:,} of {self.live_rows:,} live {word}"
+        if self.options.weights is None:
+            return f"{of} are in the epoch; the others are excluded"
+        how = "" if self.weights is None else f" by weight, {self.weights.asked.argument},"
+        return f"{epoch_rows:,} {word} an epoch are drawn{how} from {of}; the others are excluded"
+
     @override
     def open(self, position: SamplePosition) -> None:
         self.store.open()
@@ -199,7 +236,7 @@ class TableItems(IndexedJob):
     @property
     @override
     def held_bytes(self) -> int:
-        return self.store.memory_bytes
+        return self.store.memory_bytes + (0 if self.weights is None else self.weights.memory_bytes)
 
     @property
     @override
@@ -234,6 +271,11 @@ class SurveyedRows(NamedTuple):
     columns: pa.Schema
     segments: SegmentTable
     row_bytes: int
+
+    @property
+    def folder(self) -> Path | None:
+        """What has the row stores, if they are in files."""
+        return None if self.store.place is None else self.store.place.parent
 
     @property
     def fork_safe(self) -> bool:
@@ -285,19 +327,22 @@ def stored_rows(
     return SurveyedRows(table, store, with_ids, segments, row_bytes)
 
 
+def weights_of(rows: SurveyedRows, options: LoaderOptions) -> dict[str, Any]:
+    """Return the fields of `TableItems` that say how often each row comes."""
+    weights = RowWeights.of(rows.table, options, rows.segments, rows.folder, FetchSettings.of(options))
+    asked = None if options.weights is None else as_weights(options.weights).samples
+    return {"weights": weights, "epoch_rows": asked if weights is None else weights.samples}
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableRows(TableItems):
     """One rank's share of the rows of one table, in an order that permutes all of them.
 
     Args:
         live_starts: int64[F+1] the row of the store that is the first of each file.
-        weights: how often each row comes; None: once.
-        epoch_rows: rows of an epoch that the caller asked for; None: all that are left.
     """
 
     live_starts: Ints
-    weights: RowWeights | None = None
-    epoch_rows: int | None = None
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
@@ -307,7 +352,6 @@ class TableRows(TableItems):
         """Survey a table, check the options against it, and count its live rows; see `stored_rows`."""
         topology = topology_of(options, ranks.num_ranks)
         rows = stored_rows(*surveyed(source, options, cache), cache, parts=parts, topology=topology)
-        folder = None if rows.store.place is None else rows.store.place.parent
         return cls(
             options=options,
             rank=ranks.rank,
@@ -320,9 +364,8 @@ class TableRows(TableItems):
             table=rows.table,
             store=rows.store,
             live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows))).astype(np.int64),
-            weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
-            epoch_rows=None if options.weights is None else as_weights(options.weights).samples,
-            **cls._more_of(rows, options, folder),
+            **weights_of(rows, options),
+            **cls._more_of(rows, options, rows.folder),
         )
 
     @classmethod
@@ -333,17 +376,7 @@ class TableRows(TableItems):
     @cached_property
     @override
     def bound(self) -> Bound:
-        own = self._bound_to(self.columns)
-        weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
-        return Bound(own.table, {**own.options, **weighted})
-
-    @property
-    def _said_of_weights(self) -> str:
-        return f"Weights(samples={self.epoch_rows})" if self.weights is None else self.weights.identity
-
-    def _total(self, rows: int) -> int:
-        """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
-        return rows if self.epoch_rows is None or self.weights is not None else min(rows, self.epoch_rows)
+        return self._bound_to(self.columns)
 
     @property
     @override
@@ -418,12 +451,6 @@ class TableRows(TableItems):
         order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
         return RowStream(order, self.store, self.options.row_id)
 
-    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
-        remaining = self.remaining(turns.exclusions)
-        if self.weights is None or not remaining.num_rows:
-            return remaining
-        return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")
-
     @property
     @override
     def num_places(self) -> int:
@@ -444,30 +471,11 @@ class TableRows(TableItems):
     def strategy(self) -> str:
         return "rows" if self.weights is None else "rows by weight"
 
-    @property
-    @override
-    def held_bytes(self) -> int:
-        return super().held_bytes + (0 if self.weights is None else self.weights.memory_bytes)
-
     @override
     def notes(self, position: SamplePosition) -> list[str]:
         store = self.store
         return [
             f"rows are shuffled one by one, from {self.where}, of about {Size(store.spec.num_bytes)}",
-            self._note_of_rows(position),
+            self._note_of_rows(position.total, position),
             *([store.note] if store.note else []),
         ]
-
-    def _note_of_rows(self, position: SamplePosition) -> str:
-        """Say how many rows an epoch has, and which."""
-        if self.options.weights is None:
-            return f"{position.total:,} of {self.live_rows:,} live rows are in the epoch; the others are excluded"
-        left = self.remaining(position.exclusions[""].running).num_rows
-        how = "" if self.weights is None else f" by weight, {self.weights.asked.argument},"
-        of = f"from {left:,} of {self.live_rows:,} live rows; the others are excluded"
-        return f"{position.total:,} rows an epoch are drawn{how} {of}"
-
-    def _of_epoch(self, exclusions: Exclusions, epoch: int) -> Remaining | WeightedRows:
-        """Return the rows that are left, or are drawn of those, and refuse an epoch that has none."""
-        some = self._some(exclusions)
-        return some if self.weights is None else self.weights.drawn(some, self.options.shuffle_seed, epoch)

@@ -10,52 +10,57 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.batching.rows import Part
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.engine.sizing import reads_ahead
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.rows import Rows
     from torch_table_loader.planning.runs import Chains, Runs
 
-    Begin = Callable[[int, int], Iterator[pa.RecordBatch]]
+    Begin = Callable[[int, int], Iterator[Rows]]
 
 
 class _SplitRead:
     """A split that is read a piece at a time."""
 
-    __slots__ = ("_batches", "_rest")
+    __slots__ = ("_at", "_chunk", "_chunks")
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._rest: pa.RecordBatch | None = None
+    def __init__(self, chunks: Iterator[Rows]) -> None:
+        self._chunks = chunks
+        self._chunk: Rows | None = None
+        """What was read last, of which rows from `_at` on are left."""
+        self._at = 0
 
-    def take(self, rows: int | None) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: int | None) -> Iterator[Part[Rows]]:
         """Yield the next rows; None for all that are left."""
         while rows is None or rows:
-            batch, self._rest = self._rest, None
-            if batch is None:
-                batch = next(self._batches, None)
-            if batch is None:
+            if self._chunk is None:
+                self._chunk, self._at = next(self._chunks, None), 0
+            if self._chunk is None:
                 return
-            if rows is not None and batch.num_rows > rows:
-                batch, self._rest = batch.slice(0, rows), batch.slice(rows)
-            rows = None if rows is None else rows - batch.num_rows
-            yield batch
+            stop = self._chunk.num_rows if rows is None else min(self._chunk.num_rows, self._at + rows)
+            part = Part(self._chunk, self._at, stop)
+            self._at = stop
+            if stop == self._chunk.num_rows:
+                self._chunk = None
+            rows = None if rows is None else rows - part.num_rows
+            yield part
 
     def close(self) -> None:
         """Close the file."""
-        self._batches.close()  # type: ignore[attr-defined]
+        self._chunks.close()  # type: ignore[attr-defined]
 
 
 class SplitReads:
     """What reads the pieces of runs.
 
     Args:
-        begin: opens the split of a chain's first piece, given the number of the piece and the chain's slot.
+        begin: reads and decodes the chain that a piece begins, given the number of the piece and the chain's slot.
         counted: False if a piece is all that its split has, whatever the runs say.
     """
 
@@ -69,16 +74,16 @@ class SplitReads:
         self._open: dict[int, _SplitRead] = {}
         """The split that each slot has open."""
 
-    def in_turn(self) -> Generator[Iterator[pa.RecordBatch]]:
-        """Yield the batches of each piece; they are read when they are taken."""
+    def in_turn(self) -> Generator[Iterator[Part[Rows]]]:
+        """Yield the rows of each piece; they are read when they are taken."""
         try:
             for number in range(len(self._runs)):
                 yield self._take(number)
         finally:
             self._close()
 
-    def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[pa.RecordBatch]]:
-        """Yield the batches of each piece, which threads have read.
+    def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[Part[Rows]]]:
+        """Yield the rows of each piece, which threads have read.
 
         One call to a thread takes all pieces that view the same read: a call costs more than many views.
 
@@ -92,7 +97,7 @@ class SplitReads:
         with ExitStack() as stack:
             stack.callback(self._close)  # after the threads
             pool = stack.enter_context(Threads(threads, "table-loader-splits", joined=True))
-            begun: dict[int, Future[deque[list[pa.RecordBatch]]]] = {}
+            begun: dict[int, Future[deque[list[Part[Rows]]]]] = {}
             newest: dict[int, Event] = {}
             """Of each slot, whether its newest read is over; a future would keep what was read."""
             number = newest_taken = 0
@@ -104,10 +109,10 @@ class SplitReads:
                     begun[number] = pool.submit(self._take_after, before, newest[slot], calls[number])
                     number += 1
                 taken = result_of(begun[call])
-                batches = taken.popleft()
+                parts = taken.popleft()
                 if not taken:
                     del begun[call]
-                yield iter(batches)
+                yield iter(parts)
 
     def _calls(self, begins: NDArray[np.bool_]) -> tuple[list[list[int]], list[int]]:
         """Return the pieces of each call, ordered by their first ones, and the call of each piece.
@@ -126,7 +131,7 @@ class SplitReads:
             call_of.append(newest[slot])
         return calls, call_of
 
-    def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[pa.RecordBatch]]:
+    def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[Part[Rows]]]:
         """Take pieces of a split, after those before them in its slot, which began before."""
         try:
             if before is not None:
@@ -135,7 +140,7 @@ class SplitReads:
         finally:
             over.set()
 
-    def _take(self, number: int) -> Iterator[pa.RecordBatch]:
+    def _take(self, number: int) -> Iterator[Part[Rows]]:
         slot = int(self._chains.slot[number])
         if self._chains.last[number] >= 0:
             if (left := self._open.get(slot)) is not None:

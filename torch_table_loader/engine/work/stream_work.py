@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowDeal, WindowShuffle
+from torch_table_loader.batching.rows import ExactBatches, Part, PieceBatches, WindowDeal, WindowShuffle
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.taken_files import PlannedFiles
-from torch_table_loader.planning.windows import Dealing, Stretch, permuted, stretches
+from torch_table_loader.planning.windows import Dealing, Stretch, order_of, order_of_runs, stretches
 from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
 from torch_table_loader.records import PADDING_COLUMN
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import FileNeeds, ReadTask
 
     Read = Callable[[ReadTask, int], Iterator[pa.RecordBatch]]
-    IsPadding = Callable[[int, int], NDArray[np.bool_]]
+    IsPadding = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 
 _FIRST_BATCHES = 4
 """Batches of a short run with which a dealt window begins: the trainer may hold so many batches of the one before."""
@@ -93,7 +93,7 @@ class StreamWork(LaneWork):
                 elif stretch.size is not None:
                     yield from self._permuted(stretch, stretch.size, self._plain(stretch, padded_from, read))
                 else:
-                    yield from self._plain(stretch, padded_from, read)
+                    yield from _views(self._plain(stretch, padded_from, read))
 
     @override
     def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:
@@ -115,7 +115,7 @@ class StreamWork(LaneWork):
         for stretch in stretches(whole, self.segments):
             source = self._plain(stretch, stretch.runs.num_rows, read)
             if stretch.size is None:
-                yield from source
+                yield from _views(source)
             else:
                 body = replace(stretch, runs=stretch.runs.slice(0, full_rows))
                 yield from self._permuted(body, stretch.size, source)
@@ -125,7 +125,7 @@ class StreamWork(LaneWork):
         size, plan = self.plan.batch_size, self.plan
         parts = list(rests)
         read = self._lane_reader(self.lanes, ahead)
-        parts += self._read(self.segments, plan.padding, read, lambda start, stop: np.ones(stop - start, np.bool_))
+        parts += _views(self._read(self.segments, plan.padding, read, lambda places: np.ones(len(places), np.bool_)))
         if not parts:
             return []
         rows = self.codec.concat(parts)
@@ -141,7 +141,7 @@ class StreamWork(LaneWork):
         dealt = self.plan.batch_size if self.plan.deals else 0
         stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, window, None, dealt)
         shuffle = self._shuffle(stretch, window, rows.num_rows)
-        return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
+        return cast("Rows", self.codec.concat([*shuffle.push(Part(rows, 0, rows.num_rows)), *shuffle.finish()]))
 
     def _plans(self, begun: Mapping[int, int], *, joins: bool) -> list[Iterator[PlannedRead]]:
         """Return what each lane reads; where tails are joined, the padding is read like a lane after all others."""
@@ -193,13 +193,13 @@ class StreamWork(LaneWork):
         [(number, _, _)] = stretch.runs
         return self.windows[number - len(stretch.segments.splits)]
 
-    def _plain(self, stretch: Stretch, padded_from: int, read: Read) -> Iterator[Rows]:
+    def _plain(self, stretch: Stretch, padded_from: int, read: Read) -> Iterator[Part[Rows]]:
         """Read what is left of a stretch; where rows are not counted, all rows of its splits."""
         segments, runs = self._rows_read(stretch)
         at = stretch.runs.num_rows - runs.num_rows
-        return self._read(segments, runs, read, lambda start, stop: np.arange(at + start, at + stop) >= padded_from)
+        return self._read(segments, runs, read, lambda places: places >= padded_from - at)
 
-    def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
+    def _permuted(self, stretch: Stretch, size: int, source: Iterator[Part[Rows]]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
         first = stretch.start // size
         unwanted = stretch.start - first * size
@@ -227,12 +227,15 @@ class StreamWork(LaneWork):
         self, stretch: Stretch, size: int, length: int, first: int = 0
     ) -> WindowShuffle[Any] | WindowDeal[Any]:
         """Return what shuffles the rows of a stretch; only where they are dealt it matters how many these are."""
-        if not stretch.dealt:
-            return WindowShuffle(self.codec, size, partial(self._order, stretch), first)
-        return WindowDeal(self.codec, size, length, partial(self._dealing, stretch), first)
+        if stretch.dealt and not self.codec.keeps_runs:
+            return WindowDeal(self.codec, size, length, partial(self._dealing, stretch), first)
+        return WindowShuffle(self.codec, size, partial(self._permute, stretch), first)
 
-    def _order(self, stretch: Stretch, number: int, length: int) -> NDArray[np.int64]:
-        return permuted(length, self.seed, self.epoch, stretch.window_name(number))
+    def _permute(self, stretch: Stretch, number: int, rows: Rows) -> Rows:
+        about = rows.num_rows, stretch.dealt, self.seed, self.epoch, stretch.window_name(number)
+        if self.codec.keeps_runs:
+            return cast("Rows", self.codec.permuted_runs(rows, order_of_runs(*about)))
+        return rows.take(order_of(*about))
 
     def _dealing(self, stretch: Stretch, number: int, length: int) -> Dealing:
         return Dealing.of(length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number))
@@ -241,29 +244,37 @@ class StreamWork(LaneWork):
         """Read an older window whole, and deliver the part of its order that this lane was given."""
         [(_, start, stop)] = stretch.runs
         window = self._older_window(stretch)
+        if self.codec.keeps_runs:
+            rows = self.codec.concat(list(_views(self._read(window.segments, window.runs, read, _none))))
+            about = rows.num_rows, window.dealt, self.seed, self.epoch, window.name
+            rows = self.codec.permuted_runs(rows, order_of_runs(*about))
+            left = np.arange(stretch.start, stop - start) >= padded_from
+            return cast("Rows", self.codec.padded(rows.slice(start + stretch.start, stop), left))
         places = window.order(self.seed, self.epoch)[start + stretch.start : stop]
         padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
         padding[places] = np.arange(stretch.start, stop - start) >= padded_from
-        parts = list(self._read(window.segments, window.runs, read, lambda start, stop: padding[start:stop]))
+        parts = list(_views(self._read(window.segments, window.runs, read, padding.take)))
         return cast("Rows", self.codec.concat(parts).take(places))
 
-    def _read(self, segments: SegmentTable, runs: Runs, read: Read, is_padding: IsPadding) -> Iterator[Rows]:
-        """Read and decode pieces in order; the function says which of the rows from one to another are padding."""
+    def _read(self, segments: SegmentTable, runs: Runs, read: Read, is_padding: IsPadding) -> Iterator[Part[Rows]]:
+        """Read and decode pieces in order; the function says which rows at some places among them are padding."""
         chains = runs.chains()
 
-        def begin(number: int, slot: int) -> Iterator[pa.RecordBatch]:
-            return read(self._task_of(segments, runs, number, chains.last[number]), slot)
+        def begin(number: int, slot: int) -> Iterator[Rows]:
+            split, last, at = int(runs.split[number]), int(chains.last[number]), int(runs.start[number])
+            for batch in read(self._task_of(segments, runs, number, last), slot):
+                start, at = at, at + batch.num_rows
+                if self.marks_padding:
+                    places = runs.places(number, last, start, at)
+                    batch = batch.append_column(_PADDING, pa.array(is_padding(places)))  # noqa: PLW2901
+                yield self._decoded(batch, segments, split)
 
         reads = SplitReads(runs, chains, begin, counted=self.plan.counted)
         mixes = self.plan.deals and self.readers
-        at, pieces = 0, reads.side_by_side(self.readers, self.read_rows) if mixes else reads.in_turn()
+        pieces = reads.side_by_side(self.readers, self.read_rows) if mixes else reads.in_turn()
         with closing(pieces):
-            for split, piece in zip(runs.split.tolist(), pieces, strict=True):
-                for batch in piece:
-                    start, at = at, at + batch.num_rows
-                    if self.marks_padding:
-                        batch = batch.append_column(_PADDING, pa.array(is_padding(start, at)))  # noqa: PLW2901
-                    yield self._decoded(batch, segments, split)
+            for piece in pieces:
+                yield from piece
 
     def _decoded(self, batch: pa.RecordBatch, segments: SegmentTable, split: int) -> Rows:
         try:
@@ -278,16 +289,26 @@ class StreamWork(LaneWork):
         return segments.task(int(runs.split[first]), int(runs.start[first]), stop)
 
 
-def _through(shuffle: WindowShuffle[Any] | WindowDeal[Any], source: Iterator[Rows], left: int | None) -> Iterator[Rows]:
+def _none(places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.zeros(len(places), dtype=np.bool_)
+
+
+def _views(parts: Iterator[Part[Rows]]) -> Iterator[Rows]:
+    return (part.rows for part in parts)
+
+
+def _through(
+    shuffle: WindowShuffle[Any] | WindowDeal[Any], source: Iterator[Part[Rows]], left: int | None
+) -> Iterator[Rows]:
     """Shuffle the first `left` rows (None: all); the others follow as they are."""
-    for rows in source:
-        if left is None or rows.num_rows <= left:
-            yield from shuffle.push(rows)
-            left = None if left is None else left - rows.num_rows
+    for part in source:
+        if left is None or part.num_rows <= left:
+            yield from shuffle.push(part)
+            left = None if left is None else left - part.num_rows
             continue
-        if left:
-            yield from shuffle.push(rows.slice(0, left))
+        border = part.start + left
+        yield from shuffle.push(part._replace(stop=border))
         yield from shuffle.finish()
-        yield rows.slice(left, rows.num_rows)
+        yield part._replace(start=border).rows
         left = 0
     yield from shuffle.finish()

@@ -23,10 +23,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
-from torch_table_loader.messages import first_line
-from torch_table_loader.read.failures import naming, reading
-from torch_table_loader.read.file_ends import open_at_end
-from torch_table_loader.read.orc_encodings import (
+from torch_table_loader.formats.orc.orc_encodings import (
     LZO,
     MOST_CHUNK_BYTES,
     are_within,
@@ -37,7 +34,10 @@ from torch_table_loader.read.orc_encodings import (
     fields,
     varint,
 )
-from torch_table_loader.read.orc_times import correct_seconds
+from torch_table_loader.formats.orc.orc_times import correct_seconds
+from torch_table_loader.messages import first_line
+from torch_table_loader.read.failures import naming, reading
+from torch_table_loader.read.file_ends import open_at_end
 from torch_table_loader.read.reader_base import CountedColumns, GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes

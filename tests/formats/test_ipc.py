@@ -9,8 +9,8 @@ import pytest
 from tests.effort import daily
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader.errors import TableError
+from torch_table_loader.formats.ipc.ipc import IpcReader
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.ipc import IpcReader
 from torch_table_loader.records import DataFile
 
 TABLE = pa.table(

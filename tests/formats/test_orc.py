@@ -16,8 +16,8 @@ from tests.launchers.sandbox import Sandbox
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.orc import OrcReader, read_tail
-from torch_table_loader.read.orc_encodings import are_within, bounds_of, decompressed
+from torch_table_loader.formats.orc.orc import OrcReader, read_tail
+from torch_table_loader.formats.orc.orc_encodings import are_within, bounds_of, decompressed
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])

@@ -14,6 +14,7 @@ from typing_extensions import override
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_text
 from torch_table_loader.errors import TableError
+from torch_table_loader.formats.csv_json.text_files import Parsed, TextReader, open_text
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.read.compression import split_codec
 from torch_table_loader.read.guessed_types import (
@@ -26,7 +27,6 @@ from torch_table_loader.read.guessed_types import (
     with_columns,
 )
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import Parsed, TextReader, open_text
 from torch_table_loader.read.text_options import Csv
 from torch_table_loader.sizes import sizes
 

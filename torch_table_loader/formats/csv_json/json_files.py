@@ -18,13 +18,13 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
+from torch_table_loader.formats.csv_json.json_keys import KeyedText
+from torch_table_loader.formats.csv_json.json_text import ObjectLines, Written, leaves, retyped
+from torch_table_loader.formats.csv_json.text_files import Parsed, TextReader, open_text
 from torch_table_loader.messages import first_line
 from torch_table_loader.nesting import Levels
 from torch_table_loader.read.guessed_types import signed
-from torch_table_loader.read.json_keys import KeyedText
-from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import Parsed, TextReader, open_text
 from torch_table_loader.read.text_options import Json
 from torch_table_loader.sizes import sizes
 

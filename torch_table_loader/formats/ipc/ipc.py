@@ -18,10 +18,7 @@ from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import PLACE, SidecarReader, Traits
-from torch_table_loader.messages import warn_caller
-from torch_table_loader.read.failures import reading
-from torch_table_loader.read.file_ends import open_at_end, open_at_start
-from torch_table_loader.read.ipc_layout import (
+from torch_table_loader.formats.ipc.ipc_layout import (
     BUFFER,
     BUFFERS,
     COMPRESSION,
@@ -39,6 +36,9 @@ from torch_table_loader.read.ipc_layout import (
     message_starts,
     sized,
 )
+from torch_table_loader.messages import warn_caller
+from torch_table_loader.read.failures import reading
+from torch_table_loader.read.file_ends import open_at_end, open_at_start
 from torch_table_loader.read.list_groups import GROUP_BYTES, TOKENS, group_rows
 from torch_table_loader.read.reader_base import (
     CountedColumns,

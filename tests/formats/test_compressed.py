@@ -17,7 +17,7 @@ from tests.effort import daily
 from tests.tables.reading import LocalStorage
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 from torch_table_loader.extend import FORMATS, reader_for
-from torch_table_loader.read import text_files
+from torch_table_loader.formats.csv_json import text_files
 from torch_table_loader.read.formats import reader_by_suffix, suffixes_of
 from torch_table_loader.testing import small_sizes
 
@@ -123,7 +123,7 @@ def test_a_compressed_file_is_not_cut_and_counted_once(tmp_path: Path, monkeypat
         opened.append(file.name)
         return real(source, file, encoding)
 
-    monkeypatch.setattr("torch_table_loader.read.text_files.text_of", counting)
+    monkeypatch.setattr("torch_table_loader.formats.csv_json.text_files.text_of", counting)
     for part in range(3):
         (tmp_path / f"t/{part}.csv.zst").parent.mkdir(exist_ok=True)
         (tmp_path / f"t/{part}.csv.zst").write_bytes(_compressed(_text("csv"), ".zst"))

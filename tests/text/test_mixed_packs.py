@@ -1,0 +1,80 @@
+"""`shuffle=True` mixes the documents of a packed stream: each batch draws on the whole of a table that lies sorted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from torch_table_loader import Pack, StructuredDataset, TableLoader
+from torch_table_loader.text.pack import PackStrategy
+
+FILES, GROUPS, DOCUMENTS = 16, 4, 120
+"""Documents of a row group; they lie sorted by their number."""
+TOTAL = FILES * GROUPS * DOCUMENTS
+STRATEGIES: list[PackStrategy] = ["concat", "pad", "best_fit"]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of 1 to 23 tokens, each of which has its document's number."""
+    root = tmp_path_factory.mktemp("sorted documents")
+    lengths = np.random.default_rng(1).integers(1, 24, TOTAL)
+    numbers, size = np.arange(TOTAL), TOTAL // FILES
+    for file in range(FILES):
+        own = slice(file * size, (file + 1) * size)
+        offsets = np.concatenate(([0], np.cumsum(lengths[own])))
+        tokens = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), np.repeat(numbers[own], lengths[own]))
+        pq.write_table(
+            pa.table({"tokens": tokens, "number": numbers[own]}),
+            root / f"{file:02}.parquet",
+            row_group_size=DOCUMENTS,
+        )
+    return root
+
+
+def make(root: Path, strategy: PackStrategy = "concat", **options: Any) -> TableLoader:
+    given = {"shuffle": True, "batch_size": 16, "num_workers": 2, "columns": ["number"], "show_progress": False}
+    pack = Pack(seq_len=48, strategy=strategy, block_docs=DOCUMENTS)
+    return StructuredDataset.create_dataloader(str(root), pack=pack, check_plan=False, **(given | options))[0]
+
+
+def batches_of(root: Path, strategy: PackStrategy, ranks: int = 1, **options: Any) -> list[np.ndarray[Any, Any]]:
+    """Return the documents of each step, of all ranks together."""
+    loaders = [make(root, strategy, num_ranks=ranks, rank=rank, **options) for rank in range(ranks)]
+    steps = zip(*loaders, strict=True)
+    return [np.concatenate([np.asarray(batch["documents"]["number"]) for batch in step]) for step in steps]
+
+
+def mixed(batches: list[np.ndarray[Any, Any]]) -> tuple[float, float, float]:
+    """Measure as `shared/mix/mix.py` does: spread, drift and near, of full steps, which all but the last are."""
+    full = batches[:-1]
+    deviation, middle = TOTAL / np.sqrt(12), (TOTAL - 1) / 2
+    spread = float(np.mean([batch.std() for batch in full])) / deviation
+    size = float(np.mean([len(batch) for batch in full]))
+    drift = float(np.sqrt(np.mean([(batch.mean() - middle) ** 2 for batch in full]))) / (deviation / np.sqrt(size))
+    near = float(np.mean([np.mean(np.diff(np.unique(batch)) <= 2) for batch in full]))
+    return spread, drift, near
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_batches_draw_on_documents_of_the_whole_table(table: Path, strategy: PackStrategy, ranks: int) -> None:
+    spread, drift, near = mixed(batches_of(table, strategy, ranks, batch_size=16 // ranks))
+    print(spread, drift, near)
+    assert spread > 0.95
+    # A sequence of best fit has documents of one block: a batch draws on as many places as it has sequences.
+    most_drift, most_near = (2.5, 1.0) if strategy == "best_fit" else (1.5, 0.15)
+    assert drift < most_drift
+    assert near < most_near
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_splits_alone_do_not_mix_documents(table: Path, strategy: PackStrategy) -> None:
+    spread, drift, _ = mixed(batches_of(table, strategy, shuffle="splits"))
+    assert spread < 0.3
+    assert drift > 3

@@ -1,0 +1,1 @@
+"""File formats beside Parquet: a folder each, which a build may lack."""

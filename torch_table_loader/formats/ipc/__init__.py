@@ -1,0 +1,1 @@
+"""Arrow files: IPC and Feather."""

@@ -10,11 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import warn_caller
-from torch_table_loader.samples import SampleCounts, Samples
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, one_of, parse_bytes, seconds, whole
 
@@ -257,6 +256,9 @@ class Budget:
     A row that does not fit waits, and is the first of the next batch; while at most 16 wait, rows behind them may fill
     the room that is left. A state goes on with the same budget, on any number of ranks.
 
+    In a stream the rows of a batch are of one block: 4,096 rows of a row group, or `similar` of them. Each block ends
+    with a batch that may be short, and the batches are shuffled, within blocks and as ``shuffle=`` asks.
+
     Args:
         tokens: the most tokens of a batch.
         length: the column that says how many tokens a row has: integers, or lists, whose values are counted.
@@ -294,38 +296,6 @@ class Budget:
             f"{longer:,} of {rows:,} rows are longer than tokens={self.tokens} of Budget{longest}; each is a batch of "
             'its own: pass more tokens, leave such rows out with filters=, or refuse them with longer="error"'
         )
-
-
-@dataclass(frozen=True, slots=True)
-class FilledSamples(Samples):
-    """Batches of a budget as samples of a stream.
-
-    Args:
-        pad: how lists are padded, if their padding counts.
-        delivers_length: whether batches have the column of lengths.
-    """
-
-    budget: Budget
-    pad: Pad | None = None
-    delivers_length: bool = True
-
-    word: ClassVar[str] = "batch"
-    title: ClassVar[str] = "batches of a budget"
-    are_rows: ClassVar[bool] = False
-    are_batches: ClassVar[bool] = True
-    guest: ClassVar[str] = "budgets"
-    why_not_mixed: ClassVar[str | None] = (
-        "batch_size=Budget(...) fills batches with rows of one split: pass a number of rows"
-    )
-
-    def reads(self, asked: Sequence[str] | None) -> Sequence[str] | None:
-        """Return the columns that are read, in order."""
-        return asked if asked is None or self.delivers_length else [*asked, self.budget.length]
-
-    def warn_of(self, counts: SampleCounts | None) -> None:
-        """Warn of rows that are longer than a batch."""
-        if counts is not None and (longer := counts.numbers["longer"]):
-            self.budget.warn_of(longer, counts.numbers["rows"] or 0)
 
 
 @dataclass(frozen=True, slots=True)

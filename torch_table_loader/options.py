@@ -23,7 +23,6 @@ from torch_table_loader.option_values import (
     Budget,
     ColumnFunctions,
     ColumnsOption,
-    FilledSamples,
     Pad,
     RaggedOption,
     RemoteOptions,
@@ -34,7 +33,7 @@ from torch_table_loader.option_values import (
     as_row_store,
     names_of,
 )
-from torch_table_loader.samples import LENGTH, ONE_BY_ONE, Samples, SamplesOption
+from torch_table_loader.samples import LENGTH, ONE_BY_ONE, FilledSamples, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
@@ -97,7 +96,7 @@ class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
     batch_size: int | Budget = _option(1024, BATCHES, checks.batch_size, mixture="job")
-    """Rows per batch on this rank; with shuffle="rows", a `Budget` of tokens instead; see
+    """Rows per batch on this rank; or a `Budget` of tokens; see
     docs/language-models.md#batches-by-tokens."""
 
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(
@@ -197,8 +196,8 @@ class LoaderOptions:
     shuffle_buffer_size: int | str | None = _option(None, SPLITS, checks.window)
     """Number of rows of a lane in each window whose rows are permuted; None or 0: no windows. As text, such as "2GiB":
     the memory of a rank, by which reads, and windows of what is shuffled, are sized; see docs/engines.md#memory. Where
-    documents are cut anywhere, `Pack(strategy="concat")`, so many documents of a row group are permuted before they are
-    cut."""
+    documents are cut anywhere, `Pack(strategy="concat")`, about so many documents are permuted before they are cut,
+    and with "splits" or False exactly so many of a row group."""
 
     count_filtered: bool = _option(True, SPLITS, checks.switch)
     """Count the rows that pass a row filter before training."""
@@ -266,11 +265,6 @@ class LoaderOptions:
         self._check_budget()
         self._check_files()
         self._check_cache()
-        if self.limits_memory and self.samples.joins_rows:
-            raise ConfigError(
-                f"shuffle_buffer_size={self.shuffle_buffer_size!r} sizes windows of rows, and where documents are cut "
-                "anywhere it counts documents; pass an int"
-            )
         if self.pack is not None:
             self.pack.check_beside({entry.name: getattr(self, entry.name) for entry in fields(self)})
 

@@ -93,7 +93,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
         Most calls need a few of these options:
 
-        * `batch_size`: Rows per batch on this rank; with shuffle="rows", a `Budget` of tokens instead; see
+        * `batch_size`: Rows per batch on this rank; or a `Budget` of tokens; see
           docs/language-models.md#batches-by-tokens.
         * `columns`: Names to deliver, in this order; None for all. A dict gives the keys of a batch: a column each, or
           a list of columns of numbers that become one float32 tensor [batch, k]: `{"x": ["age", "income"], "y":

@@ -16,6 +16,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.installed import load
 
 if TYPE_CHECKING:
+    from torch_table_loader.option_values import Budget, Pad
     from torch_table_loader.schedules import Schedule
 
 LENGTH = "seq_len"
@@ -137,6 +138,35 @@ class Samples:
 
 ONE_BY_ONE = Samples()
 """Rows of the table as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSamples(Samples):
+    """Batches of a budget as samples of a stream.
+
+    Args:
+        pad: how lists are padded, if their padding counts.
+        delivers_length: whether batches have the column of lengths.
+    """
+
+    budget: Budget
+    pad: Pad | None = None
+    delivers_length: bool = True
+
+    word: ClassVar[str] = "batch"
+    title: ClassVar[str] = "batches of a budget"
+    are_rows: ClassVar[bool] = False
+    are_batches: ClassVar[bool] = True
+    guest: ClassVar[str] = "budgets"
+
+    def reads(self, asked: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the columns that are read, in order."""
+        return asked if asked is None or self.delivers_length else [*asked, self.budget.length]
+
+    def warn_of(self, counts: SampleCounts | None) -> None:
+        """Warn of rows that are longer than a batch."""
+        if counts is not None and (longer := counts.numbers["longer"]):
+            self.budget.warn_of(longer, counts.numbers["rows"] or 0)
 
 
 class SamplesOption(ABC):

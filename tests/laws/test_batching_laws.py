@@ -395,7 +395,11 @@ def test_a_window_is_permuted_whatever_the_chunks(
 
     batch = pa.record_batch({"x": np.arange(length), "t": pa.array([f"{i}" for i in range(length)], pa.string())})
     codec = make_codec(batch.schema, TypePolicy())
-    shuffle = WindowShuffle(codec, window, permutation_of, first)
+
+    def permute(index: int, rows: Any) -> Any:
+        return rows.take(permutation_of(index, rows.num_rows))
+
+    shuffle = WindowShuffle(codec, window, permute, first)
     runs = [run for part in _parts(codec, batch, cuts, whole=whole) for run in shuffle.push(part)]
     runs += shuffle.finish()
     came = [row for run in runs for out in run.batches(7) for row in out["x"].tolist()]

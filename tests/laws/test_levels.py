@@ -30,6 +30,7 @@ LEVELS = {
     "scrubbing": 0,
     "sizes": 0,
     "system": 0,
+    "translating": 0,
     "units": 0,
     "contracts": 1,
     "format_contracts": 1,

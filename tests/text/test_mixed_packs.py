@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader import Pack, StructuredDataset, TableLoader
+from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader.engine.jobs.stream_job import MIXED_ORDER
 from torch_table_loader.text.pack import PackStrategy
 
 FILES, GROUPS, DOCUMENTS = 16, 4, 120
@@ -38,7 +39,13 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(root: Path, strategy: PackStrategy = "concat", **options: Any) -> TableLoader:
-    given = {"shuffle": True, "batch_size": 16, "num_workers": 2, "columns": ["number"], "show_progress": False}
+    given: dict[str, Any] = {
+        "shuffle": True,
+        "batch_size": 16,
+        "num_workers": 2,
+        "columns": ["number"],
+        "show_progress": False,
+    }
     pack = Pack(seq_len=48, strategy=strategy, block_docs=DOCUMENTS)
     return StructuredDataset.create_dataloader(str(root), pack=pack, check_plan=False, **(given | options))[0]
 
@@ -65,7 +72,6 @@ def mixed(batches: list[np.ndarray[Any, Any]]) -> tuple[float, float, float]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_batches_draw_on_documents_of_the_whole_table(table: Path, strategy: PackStrategy, ranks: int) -> None:
     spread, drift, near = mixed(batches_of(table, strategy, ranks, batch_size=16 // ranks))
-    print(spread, drift, near)
     assert spread > 0.95
     # A sequence of best fit has documents of one block: a batch draws on as many places as it has sequences.
     most_drift, most_near = (2.5, 1.0) if strategy == "best_fit" else (1.5, 0.15)
@@ -78,3 +84,46 @@ def test_splits_alone_do_not_mix_documents(table: Path, strategy: PackStrategy) 
     spread, drift, _ = mixed(batches_of(table, strategy, shuffle="splits"))
     assert spread < 0.3
     assert drift > 3
+
+
+def test_memory_sizes_windows_of_documents_that_span_row_groups(table: Path) -> None:
+    options: dict[str, Any] = {"shuffle": "splits", "num_workers": 1, "split_size": 8 * DOCUMENTS}
+    [plain, *_] = batches_of(table, "concat", **options)
+    [own, *_] = batches_of(table, "concat", shuffle_buffer_size="64MiB", **options)
+    assert len(np.unique(plain // DOCUMENTS)) <= 2
+    assert len(np.unique(own // DOCUMENTS)) > 8
+
+
+def test_a_window_of_so_many_documents_is_counted_in_tokens(table: Path) -> None:
+    options: dict[str, Any] = {"pack": Pack(seq_len=48), "batch_size": 16, "shuffle_buffer_size": 1_000}
+    notes = StructuredDataset(str(table), shuffle=True, **options).explain().notes
+    [told] = [note for note in notes if "side by side" in note]
+    tokens = int(told.split("windows of ")[1].split(" tokens")[0].replace(",", ""))
+    assert 9_000 < tokens < 15_000
+
+
+def test_an_order_of_older_releases_goes_on_with_splits_alone(table: Path) -> None:
+    """They permuted splits under `shuffle=True` too, and their states say so."""
+    state = make(table, shuffle="splits").state_dict()
+    with pytest.raises(ResumeError, match="shuffle was True and is 'mixed"):
+        make(table).load_state_dict(state)
+
+
+def test_the_order_is_frozen(table: Path) -> None:
+    """States name the order's version; another order needs another."""
+    found = batches_of(table, "concat")
+    assert [found[0][:6].tolist(), found[40][:4].tolist(), found[-1][-4:].tolist()] == [
+        [4627, 5162, 5179, 5205, 5205, 5228],
+        [2223, 2236, 5579, 5591],
+        [7419, 7419, 7420, 7421],
+    ]
+    assert MIXED_ORDER == "mixed, version 2"
+
+
+def test_a_source_of_a_mixture_has_windows_in_row_groups_alone(table: Path) -> None:
+    options: dict[str, Any] = {"pack": Pack(seq_len=48), "shuffle_buffer_size": 8, "columns": []}
+    mixture = {"a": StructuredDataset(str(table), shuffle=True, **options)}
+    with pytest.raises(ConfigError, match=r'shuffle_buffer_size= beside shuffle=True.*shuffle="splits"'):
+        MixedDataset.create_dataloader(mixture, {"a": 1}, batch_size=4)
+    mixture = {"a": StructuredDataset(str(table), shuffle="splits", **options)}
+    MixedDataset.create_dataloader(mixture, {"a": 1}, batch_size=4)

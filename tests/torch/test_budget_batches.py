@@ -326,8 +326,7 @@ def test_lengths_are_read_once(table: str, tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"shuffle": True}, r'got shuffle=True; pass shuffle="rows", or a number of rows'),
-    ({"shuffle": False}, r'got shuffle=False; pass shuffle="rows"'),
+    ({"batch_by": "file", "shuffle": False}, "leave batch_by out, or pass a number"),
     ({"pack": Pack(seq_len=8)}, "leave pack out, or pass a number"),
     ({"global_batch_size": 64}, "leave global_batch_size out, or pass a number"),
     ({"batch_size": Budget(tokens=9, length="idz")}, "length='idz' of Budget: the table has no such column; did you"),

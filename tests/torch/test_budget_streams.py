@@ -43,6 +43,7 @@ ORDERS: list[dict[str, Any]] = [
     {"shuffle": "splits", "split_size": 90},
     {"shuffle": True, "split_size": 64},
     {"shuffle": True, "shuffle_buffer_size": 12},
+    {"shuffle": "mixed", "split_size": 20},
 ]
 FORMS: list[dict[str, Any]] = [
     {},
@@ -76,10 +77,12 @@ def test_every_row_comes_once_within_the_budget_in_the_promised_steps(table: str
 
 def first_fit(lengths: list[int], tokens: int, at_most: int) -> list[list[int]]:
     """Cut rows into batches: those that do not fit wait, at most 16, and come first in the next batch."""
-    batches, waiting, left = [], [], list(range(len(lengths)))
+    batches: list[list[int]] = []
+    waiting: list[int] = []
+    left = list(range(len(lengths)))
     while waiting or left:
         batch: list[int] = []
-        still = []
+        still: list[int] = []
         for row in waiting:
             fits = not batch or sum(lengths[each] for each in [*batch, row]) <= tokens
             (batch if fits and len(batch) < at_most else still).append(row)
@@ -153,14 +156,16 @@ def test_filters_columns_and_row_ids(table: str) -> None:
         assert all(is_within(batch["x"].tolist()) for batch in found)
 
 
-def test_rows_of_names_the_rows_of_a_step(table: str) -> None:
-    loader = make(table, shuffle=True)
-    batches = iter(loader)
-    spans = batches.rows_of(3)
-    found = [rows(batch) for batch in batches]
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_rows_of_names_the_rows_of_a_step(table: str, order: Any) -> None:
+    loader = make(table, **order)
     firsts = {"00000.parquet": 0, "00300.parquet": 300, "00301.parquet": 301}
-    told = [firsts[span.file] + row for span in spans for row in range(span.row_start, span.row_stop)]
-    assert sorted(told) == sorted(found[3])
+    told = [
+        sorted(firsts[span.file] + row for span in loader.rows_of(step) for row in range(span.row_start, span.row_stop))
+        for step in (0, 3, len(loader) - 1)
+    ]
+    found = list(take(loader))
+    assert told == [sorted(found[step]) for step in (0, 3, -1)]
 
 
 def test_explain_says_how_full_batches_are(table: str) -> None:
@@ -198,8 +203,6 @@ def test_what_cannot_be_meant_is_refused(table: str) -> None:
         make(table, batch_size=Budget(tokens=TOKENS, length="ids", longer="error"))
     with pytest.raises(ConfigError, match=r"length='idz' of Budget: the table has no such column"):
         make(table, batch_size=Budget(tokens=TOKENS, length="idz"))
-    with pytest.raises(ConfigError, match=r"fills batches with rows of one split"):
-        make(table, shuffle="mixed")
     with pytest.raises(ConfigError, match="batch_by"):
         make(table, batch_by="file")
     with pytest.raises(ConfigError, match="count_filtered=True"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader import ConfigError, Pack, StructuredDataset
+from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.engine.jobs.stream_job import MIXED_ORDER
 
 FILES, ROWS = 12, 400
 
 KEPT_FROM_IT: dict[str, tuple[dict[str, Any], str]] = {
     "file": ({"batch_by": "file"}, "batches end with files"),
-    "pack": ({"pack": Pack(tokens="x", seq_len=8)}, "pack= makes sequences"),
     "uncounted": ({"filters": "x >= 0", "count_filtered": False}, "are not counted"),
     "dealt": ({"split_strategy": "round_robin"}, "RoundRobinStrategy deals splits itself"),
 }
@@ -63,12 +61,8 @@ def test_the_order_is_frozen(table: str) -> None:
 
 
 @pytest.mark.parametrize("which", KEPT_FROM_IT)
-def test_splits_are_permuted_where_they_cannot_be_mixed(tmp_path: Path, table: str, which: str) -> None:
+def test_splits_are_permuted_where_they_cannot_be_mixed(table: str, which: str) -> None:
     options, reason = KEPT_FROM_IT[which]
-    if which == "pack":
-        table = str(tmp_path)
-        for number in range(3):
-            pq.write_table(pa.table({"x": [[row] * 5 for row in range(20)]}), tmp_path / f"{number}.parquet")
     common: dict[str, Any] = {"batch_size": 64, "num_workers": 1, **options}
     if which == "uncounted":
         common["split_size"] = 100  # else a table that may be mixed is cut into more splits

@@ -53,6 +53,20 @@ def test_mixing_stays_within_the_bound(
     assert not found.idle
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_large_batches_of_small_row_groups_stay_within_the_bound(tmp_path: Path, workers: int) -> None:
+    """A batch is joined of many reads: they are held once, and the batch beside them."""
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        ends = np.concatenate(([0], np.cumsum(rng.integers(400, 1_200, 5_000)))).astype(np.int32)
+        tokens = pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.integers(0, 50_000, ends[-1]), pa.int32()))
+        pq.write_table(pa.table({"tokens": tokens}), tmp_path / f"{number}.parquet", row_group_size=1_000)
+    found = held(tmp_path, batch_size=3_000, num_workers=workers, ragged="offsets")
+    assert found.holds
+    assert not found.idle
+    assert found.used < max(1, workers) * (50 << 20), "a read is a row group"
+
+
 _PACKED: dict[str, tuple[int, int, int, Pack, dict[str, Any]]] = {
     "small row groups": (32, 2_000, 1_000, Pack(seq_len=2048), {}),
     "large row groups": (4, 40_000, 40_000, Pack(seq_len=2048), {"num_workers": 2}),

@@ -327,7 +327,7 @@ class CollectedParts(Collected[R]):
 
     @override
     def add(self, rows: R, start: int, stop: int) -> None:
-        part = rows.slice(start, stop)
+        part = rows if stop - start == rows.num_rows else rows.slice(start, stop)
         self._parts.append(self._codec.concat([part]) if 2 * part.num_rows <= rows.num_rows else part)
         self.num_rows += part.num_rows
 

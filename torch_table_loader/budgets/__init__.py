@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from torch_table_loader.budgets.filled_codec import FilledCodec
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
-    from torch_table_loader.option_values import FilledSamples
-    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.stages import StreamPosition
-    from torch_table_loader.records import ReadTask
+    from torch_table_loader.samples import FilledSamples
 
 
 def stage_of(samples: FilledSamples, table: pa.Schema, asked: Sequence[str]) -> BatchesAsRows:
-    """Return the stage that makes batches of the rows of a table; a window shuffles batches."""
+    """Return the stage that makes batches of the rows of a table."""
     from torch_table_loader.budgets.batches_as_rows import BatchesAsRows
 
     del asked
@@ -41,12 +39,12 @@ def codec_of(schema: pa.Schema, policy: TypePolicy) -> FilledCodec:
     return FilledCodec(schema, policy)
 
 
-def rows_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key, width: int) -> NDArray[np.int64]:
-    """Return the row id of each row of some batches; see `StreamJob.rows_under`."""
-    from torch_table_loader.budgets.batches_as_rows import ids_under
+def rows_of_step(job: StreamJob, position: StreamPosition, step: int, width: int) -> NDArray[np.int64]:
+    """Return the row id of each row of the batch of a step; this reads their lengths."""
+    from torch_table_loader.budgets.batches_as_rows import ids_of_step
 
     del width
-    return ids_under(job, tasks, key)
+    return ids_of_step(job, position, step)
 
 
 def counts_of_stream(job: StreamJob, start: StreamPosition, planned: PlannedStream) -> BudgetCounts:

@@ -16,20 +16,19 @@ from torch_table_loader.engine.row_lengths import check_lengths, lengths_in
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.budgets import Limits, filled, widths_of
 from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.rows_of import runs_of_batch
 from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.records import ROW_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
-    from torch_table_loader.option_values import FilledSamples
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.records import ReadTask
+    from torch_table_loader.planning.stages import StreamPosition
+    from torch_table_loader.samples import FilledSamples
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -180,9 +179,14 @@ def counts_of(job: StreamJob, planned: PlannedStream) -> BudgetCounts:
     return found or BudgetCounts(cast("BatchesAsRows", job.stage).budget.tokens, None, None, None, None)
 
 
-def ids_under(job: StreamJob, tasks: Iterable[ReadTask], key: Key) -> Ints:
-    """Return the row id of each row of some batches; this reads their lengths."""
-    own, options = cast("BatchesAsRows", job.stage), job.options
+def ids_of_step(job: StreamJob, position: StreamPosition, step: int) -> Ints:
+    """Return the row id of each row of the batch of a step; this reads the lengths of its block."""
+    own, options, planned = cast("BatchesAsRows", job.stage), job.options, job.planned(position)
+    key = job.stage_key(position.epoch)
+    pieces = runs_of_batch(
+        planned.plan, planned.segments, planned.windows, (options.shuffle_seed, position.epoch), step
+    )
+    tasks = [segments.task(*run) for segments, runs in pieces for run in runs]
     reader = job.table.reader([own.budget.length], options.filters, row_ids=True, max_rows=job.read_rows, stage=own)
     reader = reader.of_epoch(key, shuffle=bool(options.shuffle))
     found = [batch.column(ROW_ID).flatten().to_numpy() for task in tasks for batch in reader.read(task)]

@@ -19,7 +19,7 @@ from torch_table_loader.samples import ONE_BY_ONE
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.policy import TypePolicy
-    from torch_table_loader.option_values import FilledSamples
+    from torch_table_loader.samples import FilledSamples
 
 
 class FilledRows(UnevenRows):

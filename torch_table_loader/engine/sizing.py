@@ -19,7 +19,10 @@ _WHOLE_CHUNKS = 4
 """Such reads that a row group is at most if it is read whole, which costs less than reading its parts."""
 
 CHUNK_BATCHES = 4
-"""Batches of a read where they are larger than that, so that few batches are joined over reads."""
+"""Batches of a read where they are larger than that, and row groups too, so that few are joined over reads."""
+
+_SMALL_READ_SHARE = 4
+"""The part of such bytes, one of so many, that a read has at least where batches are joined of small row groups."""
 
 LANE_COPIES = 3
 """Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches. Most of
@@ -77,19 +80,24 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0, memory:
 
     The rows of the largest row group are 0 if unknown.
 
-    Elsewhere a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger.
+    Elsewhere a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger. But a
+    batch that is larger than row groups of less than that is joined anyway: they are read one by one.
 
     Args:
         memory: of a rank; reads are smaller where it is less than the default.
 
     >>> rows_of_a_read(64, 8192, 100_000), rows_of_a_read(64, 8192, 10**6), rows_of_a_read(2000, 8192, 12_500)
     (100000, 131072, 32768)
+    >>> rows_of_a_read(3300, 8192, 1000), rows_of_a_read(3300, 8192, 10)
+    (1000, 635)
     >>> rows_of_a_read(64, 512, 100_000, 16 << 20)
     2048
     """
     chunk = _within(CHUNK_BYTES, memory)
     if CHUNK_BATCHES * batch_size <= group_rows <= _WHOLE_CHUNKS * chunk // row_bytes:
         return group_rows
+    if 0 < group_rows * row_bytes <= chunk < batch_size * row_bytes:
+        return max(group_rows, chunk // _SMALL_READ_SHARE // row_bytes)
     most = 8 * chunk // row_bytes
     aimed = max(chunk // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
     return -(-aimed // batch_size) * batch_size

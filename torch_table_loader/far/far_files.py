@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.sizes import sizes
+from torch_table_loader.translating import translating
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
@@ -48,7 +48,7 @@ class _FarFile:
         return self._ranges.read(start, stop)
 
 
-@contextmanager
+@translating
 def open_at_end(storage: RangeStorage, file: DataFile, least: int) -> Iterator[pa.NativeFile]:
     """Open a file whose end is read first; from a remote store, one request brings that, and a small file whole.
 

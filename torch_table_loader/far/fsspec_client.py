@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -17,6 +16,7 @@ from torch_table_loader.sizes import sizes
 from torch_table_loader.source.address import HTTP_PROTOCOLS, S3_PROTOCOLS, filesystem_class, shown
 from torch_table_loader.source.listing_bounds import ListingBounds
 from torch_table_loader.source.retrying import patience
+from torch_table_loader.translating import translating
 
 _PAGE_BYTES = 1 << 20
 
@@ -126,7 +126,7 @@ class FsspecClient(Client):
             put()
 
 
-@contextmanager
+@translating
 def _with_http_failures(protocol: str) -> Iterator[None]:
     """Reverse fsspec's mapping of every http failure to "not found"; the original failure is the cause."""
     try:

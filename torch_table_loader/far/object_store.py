@@ -10,7 +10,7 @@ import os
 import ssl
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -35,6 +35,7 @@ from torch_table_loader.records import FileVersion
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.listing_bounds import ListingBounds
 from torch_table_loader.source.retrying import patience
+from torch_table_loader.translating import translating
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -345,7 +346,7 @@ class ObjectStoreClient(Client):
         return bucket
 
 
-@contextmanager
+@translating
 def _missing_bucket(name: str) -> Iterator[None]:
     """Say what it means that there is nothing to list: a directory without files is an empty listing."""
     try:

@@ -157,17 +157,17 @@ class WeightedRows:
             return self.samples
         return left if self.one is None else (2 * weight + self.one) // (2 * self.one)
 
-    def select(self, samples: Ints, rounds: Ints | int = 0) -> Ints:
+    def select(self, ranks: Ints, rounds: Ints | int = 0) -> Ints:
         """Return the row of each sample.
 
         Args:
-            samples: int64[k], each in [0, num_rows).
+            ranks: int64[k] numbers of samples, each in [0, num_rows).
             rounds: how often all samples came before, one for each sample or one for all; each round draws again.
         """
-        if not len(samples):
-            return samples
-        turns = (samples + np.asarray(rounds, dtype=np.int64) * self.num_rows).astype(np.uint64)
-        points = self._points(samples, _share_of(hashes_of(turns, self.key), self.weight))
+        if not len(ranks):
+            return ranks
+        turns = (ranks + np.asarray(rounds, dtype=np.int64) * self.num_rows).astype(np.uint64)
+        points = self._points(ranks, _share_of(hashes_of(turns, self.key), self.weight))
         points += self._skipped[np.searchsorted(self._borders, points, side="right")]
         return self.weights.sums.rows_at(points)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow as pa
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import MissingFileError, OutOfMemoryError, TableError, TableLoaderError
 from torch_table_loader.messages import first_line
+from torch_table_loader.translating import translating
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -70,7 +70,7 @@ def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
     return not is_local and not type(error).__module__.startswith(_DATA_MODULES)
 
 
-@contextmanager
+@translating
 def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[None]:
     """Turn whatever a decoder raises into this library's errors, which name the file.
 
@@ -93,7 +93,7 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
         ) from error
 
 
-@contextmanager
+@translating
 def naming(storage: Storage, file: DataFile) -> Iterator[None]:
     """Add a file's name to errors of its reader, which does not know it when it looks at metadata in memory."""
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +33,7 @@ from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import is_columnar, reader_of
 from torch_table_loader.read.row_stage import Counted, RowBlocks, measured, summed
 from torch_table_loader.records import ROW_ID, FileNeeds
+from torch_table_loader.translating import translating
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -350,7 +350,7 @@ class TaskReader:
     def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
 
-    @contextmanager
+    @translating
     def _walking(
         self,
         plan: FilePlan,

@@ -9,7 +9,6 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple, TypeGuard, TypeVar
@@ -35,6 +34,7 @@ from torch_table_loader.scrubbing import HIDDEN, public_options, scrub, secrets_
 from torch_table_loader.source.address import HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address, shown
 from torch_table_loader.source.local_client import LocalClient
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter, of_length
+from torch_table_loader.translating import translating
 
 T = TypeVar("T")
 
@@ -260,7 +260,7 @@ class FileStorage:
         with self._own_errors(path, attempts):
             return attempts.make(lambda: interruptibly(send), num_bytes)
 
-    @contextmanager
+    @translating
     def _own_errors(self, path: str, attempts: Attempts | None) -> Iterator[None]:
         try:
             yield

@@ -142,7 +142,7 @@ class PackedCodec(RowsCodec[PackedRows]):
             tokens = [_padded(column, self.width) for column in cut]
             parts = parts_of_sequences(batch.column(DOCUMENTS), self.width)
         rows = PackedRows(self, batch.num_rows, tokens, parts)
-        if PADDING_COLUMN not in self._schema.names:
+        if PADDING_COLUMN not in batch.schema.names:
             return rows
         return self.padded(rows, batch.column(PADDING_COLUMN).to_numpy(zero_copy_only=False))
 

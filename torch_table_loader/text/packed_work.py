@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.row_store import RowStoreHandle
-    from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.exclusion import Selects
     from torch_table_loader.planning.lists import ListLengths
-    from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.ranges import Fetcher
     from torch_table_loader.store.gather import ListValues, StoredRows
     from torch_table_loader.text.pack import Pack
@@ -130,7 +129,7 @@ class PackedStream(TurnStream):
         self,
         tokens: StoredTokens,
         schema: pa.Schema,
-        rows: Remaining | WeightedRows,
+        rows: Selects,
         most: int | None = None,
         *,
         seed: int,

@@ -24,9 +24,9 @@ from torch_table_loader.text.slices import TokenRow, in_order
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.exclusion import Selects
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths
-    from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.text.packing import Packer
     from torch_table_loader.text.slices import Windows
 
@@ -47,7 +47,7 @@ class Drawn:
         number: rounds before this one, each of which draws anew.
     """
 
-    rows: Remaining | WeightedRows
+    rows: Selects
     permutation: Permutation
     count: int
     number: int = 0

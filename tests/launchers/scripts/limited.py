@@ -17,8 +17,8 @@ def main(limit: str, options: dict[str, object]) -> None:
     """Set the limit, and read."""
     loader, _ = StructuredDataset.create_dataloader(source=pa.table({"x": range(1000)}), batch_size=10, **options)  # type: ignore[call-overload]
     if limit == "threads":
-        starts = patch.object(threading, "_start_new_thread", side_effect=RuntimeError("can't start new thread"))
-        starts.start()
+        start = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+        patch.object(threading, start, side_effect=RuntimeError("can't start new thread")).start()
     elif limit == "address space":
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # noqa: SIM115, PTH123
         resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 20), resource.RLIM_INFINITY))

@@ -462,6 +462,10 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
             options.row_window is not None or options.limits_memory,
             "leave it out; splits are shuffled",
         ),
+        "shuffle_buffer_size= beside shuffle=True": (
+            options.window is not None and source.topology.mixing is not None,
+            'pass shuffle="splits"; documents are then shuffled in each row group',
+        ),
         "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
         "even_ranks=": (bool(options.even_ranks), "pass it to the mixture"),
         "count_filtered=False": (not source.counted, "leave it True, since shares need the number of rows"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.read.row_stage import RowStage
@@ -93,28 +94,15 @@ def open_stream(
     table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy)
     columns = columns_of(table, options)
     largest = int(table.layout.group_rows.max(initial=0))
-    if stage is None and not options.samples.are_rows:
-        asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
-        stage = options.samples.parts.stage_of(options.samples, table.schema, asked)
+    stage = stage or _stage_of(options, table.schema)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
-    if options.samples.are_batches and stage is not None:
-        segments = planner.plan(planner.start(0), ranks.rank).segments
-        options.samples.warn_of(planner.made_of(segments))
-        batches = int(segments.live_rows.sum())
-        stage = stage.of_size(row_bytes * -(-table.layout.num_rows // max(1, batches)))
+    stage = _sized(stage, planner, options, row_bytes)
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
     held = table.open_bytes(columns, read_rows, row_bytes)
-    units = Units(0, row_bytes, 0)
-    if may_mix(options, planner):
-        units = Units.of(planner, row_bytes, stage)
-        planner = with_mixing(planner, options, units, held)
-    else:
-        planner = with_windows(planner, options, row_bytes, stage)
-        if stage is not None:
-            stage = stage.in_blocks(options.window)
+    planner, stage, units = _ordered(planner, options, row_bytes, stage, held)
     if (mixing := planner.topology.mixing) is not None and read_rows < largest:
         read_rows = min(read_rows, units.in_rows(mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
@@ -144,6 +132,35 @@ def open_stream(
     planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
     job.refuse_beyond_memory()
     return job
+
+
+def _stage_of(options: LoaderOptions, schema: pa.Schema) -> RowStage | None:
+    """Return what makes samples of a table's rows; None where they are rows."""
+    if options.samples.are_rows:
+        return None
+    asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
+    found: RowStage = options.samples.parts.stage_of(options.samples, schema, asked)
+    return found
+
+
+def _sized(stage: RowStage | None, planner: Planner, options: LoaderOptions, row_bytes: int) -> RowStage | None:
+    """Return a stage that knows what its rows take where they are batches, and warn of what these hold."""
+    if stage is None or not options.samples.are_batches:
+        return stage
+    segments = planner.plan(planner.start(0), 0).segments
+    options.samples.warn_of(planner.made_of(segments))
+    return stage.of_size(row_bytes * -(-planner.layout.num_rows // max(1, int(segments.live_rows.sum()))))
+
+
+def _ordered(
+    planner: Planner, options: LoaderOptions, row_bytes: int, stage: RowStage | None, held: int
+) -> tuple[Planner, RowStage | None, Units]:
+    """Return a planner that mixes splits, or shuffles in windows, the stage for that, and what is mixed."""
+    if may_mix(options, planner):
+        units = Units.of(planner, row_bytes, stage)
+        return with_mixing(planner, options, units, held), stage, units
+    ordered = None if stage is None else stage.in_blocks(options.window)
+    return with_windows(planner, options, row_bytes, stage), ordered, Units(0, row_bytes, 0)
 
 
 def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:

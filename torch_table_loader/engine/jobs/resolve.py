@@ -220,14 +220,7 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
     even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
     if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
         return
-    if isinstance(window, Mixing):
-        window = window.rows
-    elif window is not None and options.samples.joins_rows:
-        raise ResumeError(
-            f"the state has windows of {window} tokens, and only whole documents are shuffled here; pass the value of "
-            "state_dict() unchanged"
-        )
-    window = options.window if options.samples.joins_rows else window
+    window = window.rows if isinstance(window, Mixing) else window
     replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
     if even is not None and not (planner.strategy.cuts and planner.counted):
         raise ResumeError(

@@ -314,8 +314,8 @@ class StreamJob(Job):
 
     @property
     def block(self) -> int | None:
-        """The rows that a stage puts into an order of the epoch's, where no window does; None: as it asks itself."""
-        return None if self.topology.mixing is not None else self.options.window
+        """The live rows that a stage orders together, where no window does; None: as it asks for itself."""
+        return None if self.topology.shuffle_buffer_size is not None else self.options.window
 
     def stage_key(self, epoch: int) -> Key:
         """Return what decides by chance how samples are made in an epoch."""

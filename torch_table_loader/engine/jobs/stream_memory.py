@@ -31,7 +31,7 @@ class Reading(NamedTuple):
         rows: that it reads at a time, of these columns.
         threads: that read splits side by side, where they are mixed; else 0.
         codec: of the rows.
-        units: what batches count, where splits are mixed.
+        units: what batches count.
     """
 
     table: Table
@@ -47,7 +47,8 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
     options, batching, window, opened = job.options, job.batching, planned.plan.window or 0, 1
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
-    rows = rows_in_flight(options, max(window, reading.rows), batching.blocks) + 2 * window + min(window, reading.rows)
+    most = max(window, reading.rows, options.most_rows)
+    rows = rows_in_flight(options, most, batching.blocks) + 2 * window + min(window, reading.rows)
     held = rows * job.row_bytes
     if (mixing := job.topology.mixing) is not None:
         opened = min(mixing.splits, len(planned.segments.splits))
@@ -57,11 +58,13 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes
-    documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
+    block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
+    documents = 2 * max(reading.rows, block) * job.row_bytes
     batches = batches_in_flight(options, batching.at_once, batching.blocks)
     made = batches * options.batch_rows * batching.unit_bytes
-    if job.topology.mixing is not None:
-        return held + made, open_bytes + documents
+    if job.topology.mixing is not None:  # each split that is open, or read ahead, has a block of its own
+        blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes
+        return held + made, open_bytes + documents + blocks
     return window * batching.unit_bytes + made, open_bytes + documents
 
 

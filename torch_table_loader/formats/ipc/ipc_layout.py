@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from torch_table_loader.arrow.flatbuffers import FlatTable
+from torch_table_loader.translating import translating
 
 FILE_MAGIC = b"ARROW1"
 STREAM_START = 8
@@ -146,7 +146,7 @@ def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
             )
 
 
-@contextmanager
+@translating
 def sized(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None = None) -> Iterator[None]:
     """Turn an allocation that fails into an error of the file, if a message says a size that it cannot have.
 

@@ -5,7 +5,7 @@ first is neither imports nor code, threads and processes. Where processes read, 
 a page that n of them share an n-th each. Planning counts, which `bench.shapes` leaves out.
 
 Pages that Arrow's allocator keeps are resident too. So it is named: "jemalloc" or "system"; mimalloc, which pyarrow
-takes by itself, keeps several times its pool. `python -m bench.resident` prints the table, with JSON as its last line.
+takes by itself, may keep more. `python -m bench.resident` prints the table, with JSON as its last line.
 """
 
 from __future__ import annotations

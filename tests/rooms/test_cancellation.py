@@ -12,6 +12,7 @@ import pytest
 
 from tests.waiting import until
 from torch_table_loader.cancellation import Threads, cancellable, cancelled, check_wanted, interruptibly, wait_for
+from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import StorageError
 
 
@@ -154,3 +155,22 @@ def test_a_copy_of_a_context_does_not_hold_what_a_block_asked_once_it_ended() ->
     del loader
     assert gone() is None
     assert copied.run(cancelled), "what runs on in it is not wanted any longer"
+
+
+def test_a_read_whose_turn_never_comes_ends_with_the_block() -> None:
+    """A call that had not begun when an error ended the block leaves those after it waiting."""
+    reads, began, over = SplitReads.__new__(SplitReads), threading.Event(), threading.Event()
+
+    def take() -> None:
+        began.set()
+        reads._take_after(threading.Event(), over, [])
+
+    def leave_early() -> None:
+        with Threads(1, "test", joined=True) as pool:
+            pool.submit(take)
+            assert began.wait(20)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave_early()
+    assert over.is_set()

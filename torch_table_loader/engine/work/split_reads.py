@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.batching.rows import Part
-from torch_table_loader.cancellation import Threads, result_of
+from torch_table_loader.cancellation import SLICE_S, Threads, check_wanted, result_of
 from torch_table_loader.engine.sizing import reads_ahead
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class SplitReads:
     def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[Part[Rows]]]:
         """Take pieces of a split, after those before them in its slot, which began before."""
         try:
-            if before is not None:
-                before.wait()
+            while before is not None and not before.wait(SLICE_S):
+                check_wanted()  # a call that had not begun when the block was left never ends
             return deque(list(self._take(number)) for number in pieces)
         finally:
             over.set()

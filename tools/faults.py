@@ -233,8 +233,8 @@ FAULTS = (
     ),
     Fault(
         *(4, "what remains is the whole epoch", "position.py"),
-        "return job.steps_left(position) + sum(",
-        "return job.steps_of_epoch(position) + sum(",
+        "return job.walk.steps_left(position) + sum(",
+        "return job.walk.steps_of_epoch(position) + sum(",
         ("tests/torch/test_known_length.py",),
     ),
     Fault(
@@ -315,8 +315,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "a state of rows with origins of sequences is taken", "engine/jobs/mixed_rows.py"),
-        "        if position.origins:\n",
-        "        if position.origins and self.samples.cut_anywhere:\n",
+        "    if position.origins:\n",
+        "    if position.origins and job.samples.cut_anywhere:\n",
         ("tests/torch/test_foreign_fields.py", "tests/text/test_frozen_packs.py"),
     ),
     Fault(

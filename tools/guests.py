@@ -30,6 +30,7 @@ LATER = {
     "mixtures": (
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
         *("engine.jobs.mixed_sources", "engine.jobs.mixture_calls", "engine.jobs.mixture_record"),
+        "engine.jobs.mixed_turns",
         "engine.work.mixed_stream_work",
         *(
             "engine.work.source_form",

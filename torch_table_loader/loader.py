@@ -20,6 +20,7 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeVar
 
+from torch_table_loader.engine.machine import threads_of_lanes
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
@@ -383,7 +384,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
         None before the first batch, and after loading a state of a job of another shape. ConfigError without
         ``batch_by``.
         """
-        return self._position.job.file_of(self._position.now)
+        return self._position.job.files("current_file").newest(self._position.now)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Export an iteration as an Arrow stream, so that DuckDB, polars, pandas and pyarrow can read it.
@@ -409,7 +410,8 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
         position = self._position
         if position.newest is not None:
             return position.newest.metrics()
-        return Metrics.before(position.epoch, position.job.topology.lanes, position.job.num_threads)
+        lanes = position.job.topology.lanes
+        return Metrics.before(position.epoch, lanes, threads_of_lanes(lanes))
 
 
 class LoaderIterator(Iterator[B_co]):
@@ -437,10 +439,8 @@ class LoaderIterator(Iterator[B_co]):
         self._raised_in: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """The threads in which the error was raised."""
         work, longest = self._start(start)
-        resumed = start != job.start(start.epoch)
-        self.progress = Progress(
-            start, work, self._merger.counts, longest, began, resumed=resumed, servers=job.num_threads
-        )
+        resumed, servers = start != job.start(start.epoch), threads_of_lanes(work.lanes)
+        self.progress = Progress(start, work, self._merger.counts, longest, began, resumed=resumed, servers=servers)
 
     def go_on(self, position: Position) -> None:
         """Drop what was read ahead, and continue at another position; the caller holds the lock."""
@@ -519,7 +519,7 @@ class LoaderIterator(Iterator[B_co]):
 
     def _begin_next_stage(self) -> bool:
         """Continue with sequences of the next length, if the epoch has any."""
-        following = self._job.following(self.progress.leg.position)
+        following = self._job.walk.following(self.progress.leg.position)
         if following is None:
             return False
         self._job.enter(self.progress.now(), following)
@@ -585,13 +585,13 @@ class LoaderIterator(Iterator[B_co]):
             return False
         if self._plan.counted:
             ended = not self._plan.endless and not self.progress.left
-            return ended and self._job.following(self.progress.leg.position) is None
+            return ended and self._job.walk.following(self.progress.leg.position) is None
         self._ahead.extend(islice(self._next, 1))
         return not self._ahead
 
     def __len__(self) -> int:
         """Return the steps of the epoch, taken and to come; TypeError if the counting pass was skipped."""
-        return self._job.steps_of_epoch(self.progress.leg.position)
+        return self._job.walk.steps_of_epoch(self.progress.leg.position)
 
     def close(self) -> None:
         """End threads and processes now, and drop batches on their way to a device."""

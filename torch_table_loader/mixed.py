@@ -15,6 +15,8 @@ from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
 from torch_table_loader.engine.jobs.mixture_calls import (
     MixedJob,
     ask_for_weights,
+    change_exclusions,
+    ids_of_sources,
     newest_shares,
     taken_of_sources,
     with_schedule,
@@ -209,15 +211,17 @@ class MixedDataset(RankDataset):
                 changes.
             StorageTimeoutError: with `gather`, a rank did not make the call within the timeout of the process group.
         """
-        self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=False)
+        change_exclusions(self._mixed, self._asked(row_ids, gather=gather), include=False)
 
     def include(self, row_ids: Mapping[str, Any], *, gather: bool = False) -> None:
         """Put excluded rows back; see `exclude`."""
-        self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=True)
+        change_exclusions(self._mixed, self._asked(row_ids, gather=gather), include=True)
 
     def _asked(self, row_ids: Mapping[str, Any], *, gather: bool) -> dict[str, NDArray[np.int64]]:
         mixed = self._mixed
-        return self._position.of_all_ranks(lambda: mixed.ids_of(row_ids)) if gather else mixed.ids_of(row_ids)
+        if not gather:
+            return ids_of_sources(mixed, row_ids)
+        return self._position.of_all_ranks(lambda: ids_of_sources(mixed, row_ids))
 
     def _with_snapshots_of(self, job: Job, saved: SavedState) -> tuple[Job, SavedState]:
         """Return the job with each source at the snapshot that a state was saved with, and the state."""

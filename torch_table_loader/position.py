@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils.data import get_worker_info, random_split
 
-from torch_table_loader.engine.jobs.bound import check_state
+from torch_table_loader.engine.jobs.bound import check_state, state_of
+from torch_table_loader.engine.jobs.exclusion_state import warn_of_undone
 from torch_table_loader.engine.plan_check import digest_of
 from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
@@ -166,7 +167,7 @@ class JobPosition:
             "files": f"{sum(map(len, layouts)):,}",
             "rows": f"{sum(layout.num_rows for layout in layouts):,}",
             "rank": f"{job.rank} of {job.topology.num_ranks}",
-            "batch_size": f"{job.rows_of_a_batch}",
+            "batch_size": f"{job.batching.rows}",
             "shuffle": f"{options.shuffle!r}",
             "epoch": f"{self.epoch}",
         }
@@ -205,7 +206,7 @@ class JobPosition:
         """
         position, job = self._counted(), self.job
         others = (job.start(epoch) for epoch in self._epochs_of(position.epoch) if epoch != position.epoch)
-        return job.steps_of_epoch(position) + sum(map(job.steps_of_epoch, others))
+        return job.walk.steps_of_epoch(position) + sum(map(job.walk.steps_of_epoch, others))
 
     @property
     def num_rows(self) -> int:
@@ -241,7 +242,7 @@ class JobPosition:
     def remaining(self) -> int:
         """Of those, the steps that this rank has not taken where the job is now; see `num_steps`."""
         position, job = self._counted(), self.job
-        return job.steps_left(position) + sum(map(job.steps_of_epoch, self.starts_behind(position.epoch)))
+        return job.walk.steps_left(position) + sum(map(job.walk.steps_of_epoch, self.starts_behind(position.epoch)))
 
     @property
     def left(self) -> int | None:
@@ -295,7 +296,7 @@ class JobPosition:
 
     def _said_of(self, position: Position) -> dict[str, Any]:
         """Return what ranks compare of the place at which they continue: what a state says, by name."""
-        state = self.job.state(replace(position, ended=False))
+        state = state_of(self.job, replace(position, ended=False))
         parts = {name: digest_of(value) for name, value in state.items()}
         return {**parts, "epoch": position.epoch, "steps": position.steps_taken}
 
@@ -305,7 +306,7 @@ class JobPosition:
         Warn if that undoes an earlier request of the caller.
         """
         if job is not None and job is not self.job:
-            self.job.warn_of_undone(job)
+            warn_of_undone(self.job.exclusion_states, job.exclusion_states)
             self.job = job
         self._epoch.fill_(position.epoch)
         self._loaded, self._begun, self.newest = position, None, None
@@ -317,26 +318,26 @@ class JobPosition:
         epoch, job = self.epoch, self.job
         if file is not None and not isinstance(file, str):
             step_at(None, None, **place, file=lambda: 0)
-            self.seek(job.at_file(epoch, integer("file", file, 0)))
+            self.seek(job.files("seek(file=...)").at(epoch, integer("file", file, 0)))
             return 0
-        planned = [job.planned(position) for position in job.stages(job.start(epoch))]
+        planned = [job.planned(position) for position in job.walk.stages(job.start(epoch))]
         known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
         longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
         most = sum(longest) if known else None
-        together = None if job.options.batch_by else partial(job.step_of_sample, epoch)
-        first = None if file is None else partial(job.step_of_file, epoch, file)
+        together = None if job.options.batch_by else partial(job.walk.step_of_sample, epoch)
+        first = None if file is None else partial(job.files("seek(file=...)").step_of, epoch, file)
         steps = step_at(most, together, **place, file=first)
-        self.seek(job.at(epoch, steps))
+        self.seek(job.walk.at(epoch, steps))
         return steps
 
     def skip(self, batches: int) -> None:
         """Make the next iterator begin so many global batches behind where the job is; see `TableLoader.skip`."""
         wanted = integer("batches", batches, 0)
-        position, missing = self.job.behind(self.job.current(self.now), wanted)
+        position, missing = self.job.walk.behind(self.job.current(self.now), wanted)
         starts = self.starts_behind(position.epoch)
         while missing and (start := next(starts, None)) is not None:
             before = missing
-            position, missing = self.job.behind(start, missing)
+            position, missing = self.job.walk.behind(start, missing)
             if missing == before:  # an epoch without a batch
                 break
         if missing:
@@ -386,7 +387,7 @@ class JobPosition:
             ahead: batches that the newest iterator gave, and on which nothing was trained yet; 1 at most.
         """
         iterated = ahead and self.newest is not None and self.newest.leg.position.epoch == self.epoch
-        return self.job.state(self.newest.now(ahead) if iterated and self.newest is not None else self.now)
+        return state_of(self.job, self.newest.now(ahead) if iterated and self.newest is not None else self.now)
 
     def load(self, state: Mapping[str, Any], lanes: int | None = None) -> None:
         """Make the next iterator continue from a state, on any number of ranks and lanes.
@@ -453,7 +454,7 @@ class JobPosition:
         job = self.job
         if not job.options.drop_last:
             return
-        plans = [job.planned(stage).plan for stage in job.stages(job.start(self.epoch))]
+        plans = [job.planned(stage).plan for stage in job.walk.stages(job.start(self.epoch))]
         if not any(plan.endless or not plan.counted or plan.steps for plan in plans):
             filled = job.samples.filled
             warn_caller(
@@ -461,9 +462,10 @@ class JobPosition:
                 "pass a smaller batch_size (or seq_len), or drop_last=False for a step that is short"
             )
 
-    def _begin(self, position: Position) -> None:
+    def _begin(self, position: Any) -> None:
         self.before_reading()
-        self.job.begin(position)
+        for name, own in self.job.exclusion_states.items():
+            own.begin(position.epoch, position.exclusions[name].running)
 
 
 class EpochSampler:

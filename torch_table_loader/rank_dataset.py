@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import TypeVar
 
 from torch_table_loader.engine.calls import making
+from torch_table_loader.engine.jobs.bound import state_of
 from torch_table_loader.engine.plan_check import refuse_call
 from torch_table_loader.engine.rank_info import asks_for_a_part
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
@@ -198,8 +199,8 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
             return self._own_loader("state").state_dict()
         job = self.job.with_lanes(1 if info is None else info.num_workers)
         if info is None and taken is not None and taken.position.epoch == self.epoch:
-            return job.state(taken.position.after(taken.batches))
-        return job.state(job.start(self.epoch))
+            return state_of(job, taken.position.after(taken.batches))
+        return state_of(job, job.start(self.epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; see `TableLoader.load_state_dict`."""

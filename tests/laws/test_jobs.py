@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+MOST_METHODS = 30
+
+LARGER = {"StreamJob": 37, "PackedItems": 35}
+"""Jobs that have more, and may only shrink."""
+
 ROOT = Path(__file__).parents[2] / "torch_table_loader"
 
 
@@ -33,6 +38,22 @@ def test_no_job_has_two_parents_that_are_jobs() -> None:
     jobs = jobs_in(ROOT)
     assert len(jobs) > 1
     assert [name for name, parents in jobs.items() if len(parents) > 1] == []
+
+
+def methods_of(root: Path) -> dict[str, int]:
+    classes = classes_in(root)
+    return {name: sum(isinstance(entry, ast.FunctionDef) for entry in classes[name].body) for name in jobs_in(root)}
+
+
+def test_no_job_has_many_methods() -> None:
+    larger = {name: count for name, count in methods_of(ROOT).items() if count > MOST_METHODS}
+    assert larger == LARGER, "the list shrinks with the jobs, and none comes"
+
+
+def test_methods_are_counted(tmp_path: Path) -> None:
+    methods = "\n".join(f"    def f{number}(self): ..." for number in range(31))
+    (tmp_path / "jobs.py").write_text(f"class Job:\n    x = 1\n    def f(self): ...\nclass A(Job):\n{methods}\n")
+    assert methods_of(tmp_path) == {"Job": 1, "A": 31}
 
 
 @pytest.mark.parametrize("second", ["B", "rooms.B[int]"])

@@ -32,7 +32,7 @@ def table(tmp_path: Path) -> Path:
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call of pyarrow might use its threads."""
     seen: list[bool] = []
-    monkeypatch.setattr("torch_table_loader.engine.jobs.job.usable_cpus", lambda: 4)
+    monkeypatch.setattr("torch_table_loader.engine.machine.usable_cpus", lambda: 4)
     for name in ("read_row_group", "iter_batches"):
         read = getattr(pq.ParquetFile, name)
 

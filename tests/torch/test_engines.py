@@ -115,7 +115,7 @@ def test_no_workers_start_neither_thread_nor_process(table: Path) -> None:
 def test_servers_are_fitted_to_the_machine(
     table: Path, lanes: int, cpus: int, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_table_loader.engine.jobs.job.usable_cpus", lambda: cpus)
+    monkeypatch.setattr("torch_table_loader.engine.machine.usable_cpus", lambda: cpus)
     threads = iter(make(table, num_workers=lanes))
     assert len(lane_threads()) == servers
     threads.close()

@@ -104,8 +104,8 @@ def test_the_order_depends_on_the_memory_alone_and_not_on_the_machine(
     assert sorted(row for batch in found for row in batch) == list(range(FILES * ROWS))
     assert found != ids(table, shuffle=True)
     assert found == ids(table, worker_type="process", **options)
-    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.usable_cpus", lambda: 1)
-    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.ranks_on_this_node", lambda: 3)
+    monkeypatch.setattr("torch_table_loader.engine.machine.usable_cpus", lambda: 1)
+    monkeypatch.setattr("torch_table_loader.engine.machine.ranks_on_this_node", lambda: 3)
     assert found == ids(table, **options)
 
 

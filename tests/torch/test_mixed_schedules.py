@@ -213,7 +213,7 @@ class Job:
     def order(self, sources: dict[str, StructuredDataset]) -> list[str]:
         """Return the sources at the first places of the epoch if it had no end, as they are planned."""
         job = self.made(sources, 0, Stop("forever"))[1].job
-        stages: list[Any] = list(job.stages(job.start(0)))
+        stages: list[Any] = list(job.walk.stages(job.start(0)))
         ends = [*(stage.start for stage in stages[1:]), stages[-1].start + 300]
         found: list[str] = []
         for stage, end in zip(stages, ends, strict=True):

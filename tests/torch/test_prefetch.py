@@ -168,7 +168,7 @@ def test_collated_one_by_one_each_batch_is_what_it_was(
 
 def test_a_rank_that_mixes_splits_collates_batches_side_by_side(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one lane, whose batches threads collate; they come in order."""
-    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.usable_cpus", lambda: 2)
+    monkeypatch.setattr("torch_table_loader.engine.machine.usable_cpus", lambda: 2)
     meeting, calls = threading.Barrier(2, timeout=60), itertools.count()
 
     def collate(batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Give a function that sets how many CPUs this machine lends, and with them the servers."""
-    return lambda count: monkeypatch.setattr("torch_table_loader.engine.jobs.job.usable_cpus", lambda: count)
+    return lambda count: monkeypatch.setattr("torch_table_loader.engine.machine.usable_cpus", lambda: count)
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

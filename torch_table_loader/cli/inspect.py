@@ -30,7 +30,8 @@ from torch_table_loader.cli.named_table import open_table
 from torch_table_loader.cli.terminal import in_shell_words, note, number_of, show, wants_bar
 from torch_table_loader.engine.explanation import SizeCounts
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
-from torch_table_loader.engine.jobs.stream_job import StreamJob, decoded_bytes
+from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.jobs.stream_notes import decoded_bytes, loads_of
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.fact_tables import Table as Printed
 from torch_table_loader.option_values import Pad
@@ -222,7 +223,7 @@ class Loads:
                 self.split_rows.append(planned.segments.splits.num_rows)
                 self.split_bytes.append(decoded_bytes(planned.segments))
             pieces, rows, num_bytes = 0, 0, 0
-            for lane, load in enumerate(job.loads(planned)):
+            for lane, load in enumerate(loads_of(planned)):
                 self.workers.append((rank, lane, *load[:2], Size(load[2]), load[3] if self.counted else None))
                 pieces, rows, num_bytes = pieces + load[0], rows + load[1], num_bytes + load[2]
             steps = planned.plan.steps if self.counted else None

@@ -46,6 +46,11 @@ def threads_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
     return max(1, min(lanes, cpus // max(1, ranks_on_node)))
 
 
+def threads_of_lanes(lanes: int) -> int:
+    """Return how many threads or processes serve the lanes of a rank on this machine."""
+    return threads_for(lanes, usable_cpus(), ranks_on_this_node())
+
+
 def ranks_on_this_node() -> int:
     """Read how many ranks a launcher started here: torchrun's, Horovod's or MPI's word; 1 without one."""
     return place_on_this_node()[1]

@@ -14,6 +14,8 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import opened_type, width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.batching import Batching
+from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.resolve import (
     codec_of,
     columns_of,
@@ -21,7 +23,7 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
-from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf, stored_rows, weights_of
+from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows, weights_of
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
@@ -152,13 +154,13 @@ class PackedItems(TableItems):
     @override
     def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
-        total, length = self._stream(epoch, versions.running).count, self._length_at(epoch)
+        total, length = self._stream(epoch, versions.running).count, self.by_step.length_at(epoch)
         return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions}, width=length)
 
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
         """Return the position with a stage of sequences of the next length, from the next token on."""
-        if not self.changes_length:
+        if not self.by_step.changes_length:
             return super().next_stage(position)
         stage, taken = self._stage(position.epoch, position), position.steps_taken
         return self._cut_anew(replace(position, start=position.consumed, steps_before=taken, stage=stage))
@@ -166,14 +168,14 @@ class PackedItems(TableItems):
     def _cut_anew(self, position: SamplePosition) -> SamplePosition:
         """Return the start of a stage in sequences of the length of its first step, from the next token on."""
         origin = self.stream(position).tokens_before(position.start)
-        length = self._length_at(position.epoch, position.steps_before)
+        length = self.by_step.length_at(position.epoch, position.steps_before)
         after = replace(position, origin=origin, start=0, width=length)
         return replace(after, total=self.stream(after).count)
 
     @override
-    def _done(self, position: SamplePosition) -> Done:
+    def done(self, position: SamplePosition) -> Done:
         """Return what the job has done; sequences of other lengths count by their tokens."""
-        done = super()._done(position)
+        done = super().done(position)
         return done._replace(samples=done.samples + position.origin // self.pack.width)
 
     @override
@@ -206,7 +208,7 @@ class PackedItems(TableItems):
                 "or sequences of one length; pass the value of state_dict() unchanged"
             )
         taken.check(stream.count)
-        if self.changes_length or taken.width != self._width:
+        if self.by_step.changes_length or taken.width != self.by_step.width:
             position = items._cut_anew(position)  # a stage ends at a step, and begins with a token
         else:
             position = replace(position, total=stream.count)
@@ -281,7 +283,11 @@ class PackedItems(TableItems):
 
     @property
     @override
-    def batches_at_once(self) -> int:
+    def batching(self) -> Batching:
+        return Batching.of(self.options, self.topology, self.row_bytes, self._batches_at_once)
+
+    @property
+    def _batches_at_once(self) -> int:
         return batches_of_sequences(self.row_bytes, self.options.most_rows)
 
     @property
@@ -290,7 +296,8 @@ class PackedItems(TableItems):
         sequences = self.gather_batches * self.options.most_rows
         tokens = sequences * (self.pack.longest + 2 * self.tokens.longest)
         stored = sum(width_of(entry.type.value_type) for entry in self.columns if entry.name != DOCUMENTS)
-        batches = batches_in_flight(self.options, min(self.gather_batches, self.batches_at_once), self.blocks)
+        together = min(self.gather_batches, self._batches_at_once)
+        batches = batches_in_flight(self.options, together, self.batching.blocks)
         return LANE_COPIES * tokens * stored + batches * self.options.most_rows * self.row_bytes
 
     @override
@@ -316,7 +323,7 @@ class PackedItems(TableItems):
             "pad": "documents are shuffled one by one, each a sequence",
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }
-        sequences = "" if self.changes_length else f"{position.total:,} sequences of "
+        sequences = "" if self.by_step.changes_length else f"{position.total:,} sequences of "
         return [
             f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {self.where}",
             f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
@@ -330,7 +337,7 @@ class PackedItems(TableItems):
 
         None where sequences have several lengths.
         """
-        return None if self.changes_length else self.stream(position).counts()
+        return None if self.by_step.changes_length else self.stream(position).counts()
 
     @property
     def _windows(self) -> SequenceOrder:
@@ -353,7 +360,7 @@ class PackedItems(TableItems):
 
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
-        seed, length = self.options.shuffle_seed, self._length_at(epoch) if seq_len is None else seq_len
+        seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
         tokens = self.tokens.of_epoch(epoch).of_length(length)
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
         key = epoch, exclusions.digest, origin, length

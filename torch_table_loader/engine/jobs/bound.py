@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from torch_table_loader.engine.saved_state import Bound, SavedState
+from torch_table_loader.engine.state import write_state
 from torch_table_loader.engine.state_records import find_record
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
@@ -71,6 +72,12 @@ def of_source(name: str) -> Iterator[None]:
         yield
     except ResumeError as error:
         raise ResumeError(f"source {name!r}: {error}" if name else str(error)) from error
+
+
+def state_of(job: Job, position: Any) -> dict[str, Any]:
+    """Write where a job is, with what the caller changed since, as plain data that is equal on every rank."""
+    position = job.current(position)
+    return write_state(job.kind, job.bounds, position.epoch, position.history(), job.records(position))
 
 
 def check_state(saved: SavedState, job: Job) -> None:

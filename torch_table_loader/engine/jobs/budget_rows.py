@@ -10,8 +10,10 @@ import numpy as np
 from typing_extensions import override
 
 from torch_table_loader.batching.uneven import UnevenCodec
+from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.jobs.table_rows import TableRows
+from torch_table_loader.engine.jobs.walk import Walk
 from torch_table_loader.engine.row_lengths import RowLengths
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, blocks_of_a_process, rows_in_flight
@@ -116,9 +118,10 @@ class BudgetRows(TableRows):
     def warn_of_uneven_steps(self) -> None:
         warn_of_uneven_batches(self.start(0).batches(self.rank))
 
+    @property
     @override
-    def step_of_sample(self, epoch: int, sample: int) -> int:
-        return self.start(epoch).batches(self.rank).step_of(sample)
+    def walk(self) -> BudgetWalk:
+        return BudgetWalk(self)
 
     def _filled(self, position: SamplePosition) -> BudgetPosition:
         """Return a position in the epoch as it is cut into batches."""
@@ -155,8 +158,7 @@ class BudgetRows(TableRows):
         return self.start(0).order
 
     @property
-    @override
-    def rows_of_a_batch(self) -> int:
+    def _rows_of_a_batch(self) -> int:
         return -(-int(self._sizes.sum()) // max(1, len(self._sizes)))
 
     @cached_property
@@ -167,20 +169,21 @@ class BudgetRows(TableRows):
     @property
     @override
     def gather_batches(self) -> int:
-        return batches_of_a_gather(self.row_bytes, max(1, self.rows_of_a_batch))
+        return batches_of_a_gather(self.row_bytes, max(1, self._rows_of_a_batch))
 
     @property
     @override
-    def blocks(self) -> tuple[int, int]:
-        options, rows = self.options, max(1, self.rows_of_a_batch)
+    def batching(self) -> Batching:
+        options, rows = self.options, self._rows_of_a_batch
         collated = options.calls_functions
-        return blocks_of_a_process(self.row_bytes, rows, options.prefetch_batches, collated=collated)
+        blocks = blocks_of_a_process(self.row_bytes, max(1, rows), options.prefetch_batches, collated=collated)
+        return Batching(rows=rows, unit_bytes=self.row_bytes, blocks=blocks)
 
     @property
     @override
     def lane_bytes(self) -> int:
         gathered = self.gather_batches * int(self._sizes.max(initial=1))
-        return (rows_in_flight(self.options, gathered, self.blocks) + gathered) * self.row_bytes
+        return (rows_in_flight(self.options, gathered, self.batching.blocks) + gathered) * self.row_bytes
 
     @property
     @override
@@ -208,3 +211,13 @@ class BudgetRows(TableRows):
 
 def _key_of_window(seed: int, epoch: int, place: int) -> Any:
     return derive_key(seed, epoch, f"batches of similar rows from {place}.")
+
+
+class BudgetWalk(Walk):
+    """The way through an epoch whose batches have several sizes."""
+
+    job: BudgetRows
+
+    @override
+    def step_of_sample(self, epoch: int, sample: int) -> int:
+        return self.job.start(epoch).batches(self.job.rank).step_of(sample)

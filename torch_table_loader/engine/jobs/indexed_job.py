@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import is_variable
+from torch_table_loader.engine.jobs.explained import KnownEpoch, explained
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStage
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches, with_padding
@@ -38,8 +39,8 @@ class PlacedJob(Job):
     """One rank's share of items that have a place in one order each, of which a step of all ranks takes the next."""
 
     @override
-    def _done(self, position: Any) -> Done:
-        return self._did(position.steps_taken, position.consumed)
+    def done(self, position: Any) -> Done:
+        return self.by_step.did(position.steps_taken, position.consumed)
 
     @override
     def schema(self, position: Any = None) -> pa.Schema:
@@ -50,10 +51,15 @@ class PlacedJob(Job):
         plan = self._batches(position)
         return PlannedStage(plan, plan.longest)
 
+    @override
+    def warn_of_uneven_steps(self) -> None:
+        *_, last = self.walk.stages(self.start(0))
+        warn_of_uneven_batches(last.batches(self.rank))
+
     def _batches(self, position: Any) -> GlobalBatches:
         stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
         batches: GlobalBatches = replace(position, stage=stage).batches(self.rank)
-        until = self._until(position)
+        until = self.until(position)
         return batches if until is None else batches.up_to(until)
 
     def _explained_by_places(
@@ -70,14 +76,14 @@ class PlacedJob(Job):
         splits: int = 0,
         counts: SampleCounts | None = None,
     ) -> Explanation:
-        """Explain an epoch from its start; see `Job._explained`."""
+        """Explain an epoch from its start; see `KnownEpoch`."""
         lanes, ranks = range(self.topology.lanes), range(self.topology.num_ranks)
-        plans = [self._batches(stage) for stage in self.stages(position)]
+        plans = [self._batches(stage) for stage in self.walk.stages(position)]
         endless = any(own.endless for own in plans)
         steps = [sum(own.batches_before(own.steps)[lane] for own in plans) for lane in lanes]
         rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
-        return self._explained(
-            position.epoch,
+        known = KnownEpoch(
+            epoch=position.epoch,
             strategy=strategy,
             splits=splits,
             live_rows=live_rows,
@@ -94,6 +100,7 @@ class PlacedJob(Job):
             notes=[*notes, *self._notes_of_steps(plans[0])],
             counts=counts,
         )
+        return explained(self, known)
 
     def _notes_of_steps(self, plan: GlobalBatches) -> list[str]:
         """Say what a step of the optimizer is, where it is not one batch."""
@@ -124,28 +131,27 @@ class IndexedJob(PlacedJob):
     def start(self, epoch: int) -> SamplePosition: ...
 
     @property
-    @abstractmethod
     def length(self) -> int:
         """Items of the first epoch, where nothing is excluded; `ENDLESS` where it has no end."""
+        return self.start(0).total
 
     @override
     def warn_of_uneven_steps(self) -> None:
-        if "global_batch_size" not in self.schedules:
+        if self.schedules:
+            super().warn_of_uneven_steps()
+        else:
             warn_of_uneven_batches(GlobalBatches(self.length, 0, self.topology, self.rank))
-            return
-        *_, last = self.stages(self.start(0))
-        warn_of_uneven_batches(last.batches(self.rank))
 
     @override
     def kept_shape(self, position: SamplePosition) -> bool:
         """Return whether as many steps of this topology take the samples that were taken before a position's stage."""
         steps = position.steps_before
-        if self.changes_length:
-            return not steps or self.next_stage(self.at(position.epoch, steps)).origin == position.origin
+        if self.by_step.changes_length:
+            return not steps or self.next_stage(self.walk.at(position.epoch, steps)).origin == position.origin
         if position.origin and position.mixture is None:
             return False  # other lengths came before, and places are counted from there
         if "global_batch_size" in self.schedules:
-            return bool(position.start == self.at(position.epoch, steps).consumed)
+            return bool(position.start == self.walk.at(position.epoch, steps).consumed)
         return position.start == GlobalBatches(position.total, 0, self.topology, self.rank).consumed(steps)
 
     @override
@@ -157,16 +163,16 @@ class IndexedJob(PlacedJob):
         """Return a stage that begins at a position; None: at the start of an epoch."""
         if (sizes := self.schedules.get("global_batch_size")) is None:
             return Stage(self.topology)
-        done = Done() if position is None else self._done(position)
+        done = Done() if position is None else self.done(position)
         aligned = 0 if sizes.unit == "steps" or epoch else sizes.begin(done)
-        return Stage(self._topology_of(epoch, done), aligned=aligned)
+        return Stage(self.by_step.topology_of(epoch, done), aligned=aligned)
 
     @override
-    def _done(self, position: SamplePosition) -> Done:
+    def done(self, position: SamplePosition) -> Done:
         return Done(position.steps_taken, position.consumed, position.tokens)
 
     @override
-    def _length_of(self, position: SamplePosition) -> int:
+    def width_of(self, position: SamplePosition) -> int:
         return position.width
 
     @abstractmethod
@@ -209,7 +215,7 @@ class IndexedJob(PlacedJob):
         gathered = self.gather_batches * self.options.most_rows
         # Values of variable width are taken chunk by chunk, then joined.
         copied = gathered if any(map(is_variable, self.columns.types)) else 0
-        return (self.copies * rows_in_flight(self.options, gathered, self.blocks) + copied) * self.row_bytes
+        return (self.copies * rows_in_flight(self.options, gathered, self.batching.blocks) + copied) * self.row_bytes
 
     @property
     @abstractmethod
@@ -235,8 +241,8 @@ class IndexedJob(PlacedJob):
 
     @override
     def num_samples(self, epoch: int) -> int | None:
-        *_, last = self.stages(self.start(epoch))
-        return None if last.total == ENDLESS or self.changes_length else int(last.total)
+        *_, last = self.walk.stages(self.start(epoch))
+        return None if last.total == ENDLESS or self.by_step.changes_length else int(last.total)
 
     @override
     def explain(self, epoch: int) -> Explanation:

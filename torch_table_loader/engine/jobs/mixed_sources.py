@@ -15,7 +15,6 @@ from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.saved_state import SavedState
-    from torch_table_loader.engine.table import Table
     from torch_table_loader.schedules import Schedule, Stop
 
 S = TypeVar("S", bound=Any)
@@ -45,11 +44,6 @@ class MixedSources(Generic[S]):
     asked: AskedWeights
     unused: tuple[str, ...]
     later: Schedule | None = None
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """The tables, by name of their source."""
-        return {name: source.table for name, source in self.by_name.items()}
 
     @cached_property
     def bounds(self) -> Mapping[str, Bound]:

@@ -22,7 +22,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
     stream_weights,
 )
 from torch_table_loader.engine.jobs.mixture_record import RECORD, Weights, refuse
-from torch_table_loader.engine.jobs.resolve import topology_of, warn_of_uneven_batches, with_padding
+from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.saved_state import Kind, SavedState
     from torch_table_loader.engine.state_records import Written
-    from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.schedules import Stop
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -130,14 +130,9 @@ class MixedStreams(PlacedJob):
         return self.mixed.asked
 
     @property
-    def sources(self) -> Mapping[str, StreamJob]:
-        """The sources by name."""
-        return self.mixed.by_name
-
-    @property
     @override
-    def tables(self) -> Mapping[str, Table]:
-        return self.mixed.tables
+    def sources(self) -> Mapping[str, StreamJob]:
+        return self.mixed.by_name
 
     @property
     @override
@@ -153,7 +148,7 @@ class MixedStreams(PlacedJob):
     @property
     @override
     def compared(self) -> Mapping[str, Any]:
-        return {**self.mixed.compared(self.bound), **self._compared_options}
+        return {**self.mixed.compared(self.bound), **self.by_step.compared}
 
     def with_sources(self, sources: Mapping[str, StreamJob]) -> MixedStreams:
         """Return the same mixture over other versions of its sources."""
@@ -173,7 +168,7 @@ class MixedStreams(PlacedJob):
 
     def _width_at(self, epoch: int, step: int = 0) -> int:
         """Return the rows of an item at a step: the tokens of a sequence, where documents are cut anywhere."""
-        return self._length_at(epoch, step) if self.samples.cut_anywhere else 1
+        return self.by_step.length_at(epoch, step) if self.samples.cut_anywhere else 1
 
     def check_weights(
         self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
@@ -192,15 +187,15 @@ class MixedStreams(PlacedJob):
         done = Done()
         for stage in position.stages:
             deal, width = stage.deal, self._width_at(position.epoch, done.steps)
-            if (deal.topology, deal.width) != (self._topology_of(position.epoch, done), width):
+            if (deal.topology, deal.width) != (self.by_step.topology_of(position.epoch, done), width):
                 return False
-            done = self._did(done.steps + stage.steps, done.samples + stage.places)
+            done = self.by_step.did(done.steps + stage.steps, done.samples + stage.places)
         return True
 
     @override
-    def _done(self, position: MixedPosition) -> Done:
-        done = super()._done(position)
-        return done if not self.changes_length else done._replace(tokens=done_in(position.stages).tokens)
+    def done(self, position: MixedPosition) -> Done:
+        done = super().done(position)
+        return done if not self.by_step.changes_length else done._replace(tokens=done_in(position.stages).tokens)
 
     def _begun(
         self,
@@ -214,16 +209,16 @@ class MixedStreams(PlacedJob):
         Args:
             coming: sources that have a weight later; None: those of the schedule.
         """
-        done = Done() if before is None else self._done(before)
+        done = Done() if before is None else self.done(before)
         coming = self.mixed.coming(epoch, done) if coming is None else coming
         past = () if before is None else before.stages if before.stage.steps else before.past
         by_name = None if isinstance(weights, str) else weights
-        topology, width = self._topology_of(epoch, done), self._width_at(epoch, done.steps)
+        topology, width = self.by_step.topology_of(epoch, done), self._width_at(epoch, done.steps)
         return begun(epoch, self.rounds, by_name, topology, self.mixed.stop, past, width, coming)
 
     @override
     def current(self, position: MixedPosition) -> MixedPosition:
-        return self.reweighted(position, self.mixed.weights_at(position.epoch, self._done(position)))
+        return self.reweighted(position, self.mixed.weights_at(position.epoch, self.done(position)))
 
     @override
     def next_stage(self, position: MixedPosition) -> MixedPosition:
@@ -237,20 +232,15 @@ class MixedStreams(PlacedJob):
     def close_clients(self) -> None:
         self.mixed.close_clients()
 
-    @override
-    def warn_of_uneven_steps(self) -> None:
-        *_, last = self.stages(self.start(0))
-        warn_of_uneven_batches(last.batches(self.rank))
-
     def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
         """Return a position with other weights for the steps that come; see `MixedRows.reweighted`."""
-        if position.consumed == position.total or self._stays(position, weights):
+        if position.consumed == position.total or _stays(self, position, weights):
             return position
         return self._begun(position.epoch, weights, position)
 
     @override
     def records(self, position: MixedPosition) -> dict[str, Written]:
-        weights = self.mixed.weights_at(position.epoch, self._done(position))
+        weights = self.mixed.weights_at(position.epoch, self.done(position))
         return self.mixed.written(self.bound, weights, position.shares())
 
     @override
@@ -264,63 +254,36 @@ class MixedStreams(PlacedJob):
         refuse_other_orders(position, self.rounds, self.mixed.stop)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
         job = replace(self.with_lanes(lanes), mixed=self.mixed.resumed(saved))
-        newest = job.mixed.weights_at(position.epoch, job._done(position))
-        same_shape = position.stage.topology == job._topology_of(position.epoch, job._done(position))
+        newest = job.mixed.weights_at(position.epoch, job.done(position))
+        same_shape = position.stage.topology == job.by_step.topology_of(position.epoch, job.done(position))
         over = position.consumed == position.total
-        if same_shape and job._stays(position, newest) and (over or job._ends_there(position)):
+        if same_shape and _stays(job, position, newest) and (over or _ends_there(job, position)):
             return job, position
         if over:
             done = job._begun(position.epoch, newest, position)
             return job, MixedPosition.at(done.epoch, replace(done.deal, total=0), done.past)
         return job, job._begun(position.epoch, newest, position)
 
-    def _stays(self, position: MixedPosition, weights: Weights) -> bool:
-        """Return whether a position's stage goes on under some weights."""
-        if position.stage.steps == position.steps_until_drop or not _has(position, weights, self.sources):
-            return False
-        if position.deal.width != self._width_at(position.epoch, position.steps_taken):
-            return False
-        return position.stage.topology.has_batches_of(self._topology_of(position.epoch, self._done(position)))
-
-    def _ends_there(self, position: MixedPosition) -> bool:
-        """Return whether the newest stage ends where this job ends it, whatever weights the saved one had later."""
-        coming = self.mixed.coming(position.epoch, self._done(position))
-        return begun_as(position.deal, position, self.rounds, self.mixed.stop, coming).total == position.deal.total
-
     @override
-    def _until(self, position: Any) -> int | None:
-        untils = (super()._until(position), position.steps_until_drop)
+    def until(self, position: Any) -> int | None:
+        untils = (super().until(position), position.steps_until_drop)
         return min((steps for steps in untils if steps is not None), default=None)
 
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
-        common = self._common_work(position)
+        common, sources = self._common_work(position), self.sources
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
             **common,
             plan=self._batches(position),
             deal=position.deal,
             parts=tuple(
-                StreamPart(self.rounds[name], rests[name], self.sources[name].reader, self._form(name, common["codec"]))
+                StreamPart(self.rounds[name], rests[name], sources[name].reader, _form(self, name, common["codec"]))
                 for name in position.deal.names
             ),
-            joined_batches=self._joined_batches,
+            joined_batches=_joined_batches(self),
             fetching=self.fetching,
         )
-
-    @property
-    def _joined_batches(self) -> int:
-        """Batches of a lane that are joined of rows of all sources at once; few, as each source is decoded for them."""
-        return max(1, batches_of_a_gather(self.row_bytes, self.options.most_rows) // 4)
-
-    def _form(self, name: str, codec: RowsCodec[Any]) -> SourceForm:
-        """Return what makes items of the mixture of what is read of a source."""
-        number, schema = list(self.sources).index(name), self.sources[name].reader.schema
-        if not self.samples.are_rows:
-            policy = TypePolicy.of(self.options)
-            form: SourceForm = self.samples.parts.form_of_source(number, codec, self.columns, schema, policy)
-            return form
-        return PlainForm(number, codec, self.schema(), places_of(self.columns, schema), self.topology.marks_padding)
 
     @override
     def rows_of(self, position: MixedPosition, step: int, most: int | None = None) -> list[SourceRow]:
@@ -332,34 +295,8 @@ class MixedStreams(PlacedJob):
         rests, each = rests_of(self.rounds, position), {}
         for number, name in enumerate(names):
             found = self.rounds[name].at(rests[name], position.epoch, position.deal, places[source == number])
-            each[number] = iter([self._row_ids(name, position, item) for item in found])
+            each[number] = iter([_row_ids(self, name, position, item) for item in found])
         return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
-
-    def _row_ids(self, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
-        """Return the row ids under an item: of a row from the plan, and of what is made of rows by reading these."""
-        if self.samples.are_rows:
-            return [self._row_id(name, split, row) for split, row, _ in item.runs]
-        rounds = self.rounds[name]
-        key = rounds.packs_key(position.epoch, item.round)
-        tasks = (rounds.segments.task(*run) for run in item.runs)
-        found: list[int] = self.sources[name].rows_under(tasks, key, position.deal.width).tolist()
-        return found
-
-    def _row_id(self, name: str, split: int, live: int) -> int:
-        """Return the row id of a live row of a split."""
-        segments = self.rounds[name].segments
-        splits = segments.splits
-        file = int(splits.file[split])
-        for segment in segments.task(split, 0, -1).segments:
-            if segment.live != segment.row_stop - segment.row_start:
-                raise ConfigError(
-                    f"rows_of names rows by their row_id, which deletes or filters of source {name!r} decide; pass "
-                    "row_id=True to the sources and read the column row_id of the batch"
-                )
-            if live < segment.live:
-                return int(splits.layout.file_starts[file]) + segment.row_start + live
-            live -= segment.live
-        raise ConfigError(f"split {split} of source {name!r} has no such row")
 
     @override
     def num_rows(self, epoch: int) -> int:
@@ -367,22 +304,22 @@ class MixedStreams(PlacedJob):
 
     @override
     def num_samples(self, epoch: int) -> int | None:
-        delivered = self._delivered(self.start(epoch))
-        return None if delivered is None or self.changes_length else sum(delivered.values())
+        delivered = _delivered(self, self.start(epoch), self._width_at(0))
+        return None if delivered is None or self.by_step.changes_length else sum(delivered.values())
 
     @override
     def explain(self, epoch: int) -> Explanation:
-        position, gathered = self.start(epoch), self._joined_batches * self.options.most_rows
+        position, gathered = self.start(epoch), _joined_batches(self) * self.options.most_rows
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
         far = any(source.is_far for source in self.sources.values())
         return self._explained_by_places(
             position,
             strategy="a mixture of streams",
             live_rows=self.num_rows(epoch),
-            lane_bytes=2 * rows_in_flight(self.options, gathered, self.blocks) * self.row_bytes,
+            lane_bytes=2 * rows_in_flight(self.options, gathered, self.batching.blocks) * self.row_bytes,
             open_bytes=read * self.topology.lanes * self.row_bytes,
             held_bytes=self.fetching.ahead_bytes if far else 0,
-            notes=self._notes(position),
+            notes=_notes(self, position),
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
         )
 
@@ -391,31 +328,90 @@ class MixedStreams(PlacedJob):
         had = had_of(self.rounds, position.epoch, position.stages)
         return {name: (had[name], own.items(1)) for name, own in self.rounds.items()}
 
-    def _delivered(self, position: MixedPosition) -> dict[str, int] | None:
-        """Count what an epoch delivers of each source; a last step that is dropped is counted too. None: no end."""
-        *_, last = self.stages(position)
-        if (end := self._batches(last).total) == ENDLESS:
-            return None
-        done = last.after(-(-(end - last.start) // last.deal.step_rows))
-        return had_of(self.rounds, position.epoch, done.stages, self._told_width)
 
-    @property
-    def _told_width(self) -> int:
-        """The rows of what `explain()` counts: of sequences of several lengths, their tokens."""
-        return self._width_at(0) if not self.changes_length else 1
+def _joined_batches(job: MixedStreams) -> int:
+    """Batches of a lane that are joined of rows of all sources at once; few, as each source is decoded for them."""
+    return max(1, batches_of_a_gather(job.row_bytes, job.options.most_rows) // 4)
 
-    def _notes(self, position: MixedPosition) -> list[str]:
-        deal, shares, stop = position.deal, sum(position.deal.by_name.values()), self.mixed.stop
-        what = self.samples.word
-        counted = what if not self.changes_length else "token"
-        sizes = {name: own.items(self._told_width) for name, own in self.rounds.items()}
-        weights = {name: weight / shares for name, weight in deal.by_name.items()}
-        every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
-        return [
-            *share_notes(tuple(self.sources), sizes, weights, self._delivered(position), counted),
-            *self.samples.notes,
-            (f"{every} each source has its share, to within one {what}; the epoch ends {stop.in_words(what)}"),
-        ]
+
+def _form(job: MixedStreams, name: str, codec: RowsCodec[Any]) -> SourceForm:
+    """Return what makes items of the mixture of what is read of a source."""
+    number, schema = list(job.sources).index(name), job.sources[name].reader.schema
+    if not job.samples.are_rows:
+        policy = TypePolicy.of(job.options)
+        form: SourceForm = job.samples.parts.form_of_source(number, codec, job.columns, schema, policy)
+        return form
+    return PlainForm(number, codec, job.schema(), places_of(job.columns, schema), job.topology.marks_padding)
+
+
+def _row_ids(job: MixedStreams, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
+    """Return the row ids under an item: of a row from the plan, and of what is made of rows by reading these."""
+    rounds = job.rounds[name]
+    if job.samples.are_rows:
+        return [_row_id(name, rounds.segments, split, row) for split, row, _ in item.runs]
+    key = rounds.packs_key(position.epoch, item.round)
+    tasks = (rounds.segments.task(*run) for run in item.runs)
+    found: list[int] = job.sources[name].rows_under(tasks, key, position.deal.width).tolist()
+    return found
+
+
+def _stays(job: MixedStreams, position: MixedPosition, weights: Weights) -> bool:
+    """Return whether a position's stage goes on under some weights."""
+    if position.stage.steps == position.steps_until_drop or not _has(position, weights, job.sources):
+        return False
+    if position.deal.width != job._width_at(position.epoch, position.steps_taken):
+        return False
+    return position.stage.topology.has_batches_of(job.by_step.topology_of(position.epoch, job.done(position)))
+
+
+def _ends_there(job: MixedStreams, position: MixedPosition) -> bool:
+    """Return whether the newest stage ends where a job ends it, whatever weights the saved one had later."""
+    coming = job.mixed.coming(position.epoch, job.done(position))
+    return begun_as(position.deal, position, job.rounds, job.mixed.stop, coming).total == position.deal.total
+
+
+def _delivered(job: MixedStreams, position: MixedPosition, width: int) -> dict[str, int] | None:
+    """Count what an epoch delivers of each source, in items of so many rows; None: it has no end.
+
+    A last step that is dropped is counted too.
+    """
+    *_, last = job.walk.stages(position)
+    if (end := job._batches(last).total) == ENDLESS:
+        return None
+    done = last.after(-(-(end - last.start) // last.deal.step_rows))
+    return had_of(job.rounds, position.epoch, done.stages, width)
+
+
+def _notes(job: MixedStreams, position: MixedPosition) -> list[str]:
+    """Return what `explain()` says of the shares: of sequences of several lengths, their tokens."""
+    deal, shares, stop = position.deal, sum(position.deal.by_name.values()), job.mixed.stop
+    what, counted, width = job.samples.word, job.samples.word, deal.width
+    if job.by_step.changes_length:
+        counted, width = "token", 1
+    sizes = {name: own.items(width) for name, own in job.rounds.items()}
+    weights = {name: weight / shares for name, weight in deal.by_name.items()}
+    every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
+    return [
+        *share_notes(tuple(job.sources), sizes, weights, _delivered(job, position, width), counted),
+        *job.samples.notes,
+        (f"{every} each source has its share, to within one {what}; the epoch ends {stop.in_words(what)}"),
+    ]
+
+
+def _row_id(name: str, segments: SegmentTable, split: int, live: int) -> int:
+    """Return the row id of a live row of a split of a source."""
+    splits = segments.splits
+    file = int(splits.file[split])
+    for segment in segments.task(split, 0, -1).segments:
+        if segment.live != segment.row_stop - segment.row_start:
+            raise ConfigError(
+                f"rows_of names rows by their row_id, which deletes or filters of source {name!r} decide; pass "
+                "row_id=True to the sources and read the column row_id of the batch"
+            )
+        if live < segment.live:
+            return int(splits.layout.file_starts[file]) + segment.row_start + live
+        live -= segment.live
+    raise ConfigError(f"split {split} of source {name!r} has no such row")
 
 
 def _has(position: MixedPosition, weights: Weights, sources: Collection[str]) -> bool:
@@ -432,7 +428,7 @@ def _item_bytes(source: StreamJob) -> int:
     if samples.are_rows:
         return source.row_bytes
     rows = 1 if samples.joins_rows else samples.width
-    return samples.longest * source.unit_bytes // rows
+    return samples.longest * source.batching.unit_bytes // rows
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:

@@ -1,4 +1,4 @@
-"""What callers ask of a mixture: other weights, and how much of each source was taken."""
+"""What callers ask of a mixture: other weights, other exclusions, and how much of each source was taken."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.mixture import NaturalShares, natural_shares
 from torch_table_loader.planning.rows_of import SourceTaken
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.exclusion import Exclusions
     from torch_table_loader.schedules import Schedule
+
+    Ints: TypeAlias = NDArray[np.int64]
 
 MixedJob: TypeAlias = MixedRows | MixedStreams
 
@@ -32,7 +38,7 @@ def with_schedule(job: MixedJob, weights: Schedule) -> MixedJob:
         return job
     mixed: Any = replace(job.mixed, later=later)
     scheduled = replace(job, schedules={**job.schedules, "weights": later}, mixed=mixed)
-    deque(scheduled.stages(scheduled.start(0)), maxlen=0)
+    deque(scheduled.walk.stages(scheduled.start(0)), maxlen=0)
     return scheduled
 
 
@@ -64,9 +70,33 @@ def ask_for_weights(job: MixedJob, weights: Mapping[str, float] | NaturalShares,
 
 def taken_of_sources(job: MixedJob, position: Any, batches: int) -> dict[str, SourceTaken]:
     """Return what is taken of each source once a job has taken more global batches of an epoch."""
-    samples, (behind, _) = job.samples, job.behind(job.current(position), batches)
+    samples, (behind, _) = job.samples, job.walk.behind(job.current(position), batches)
     had = {name: (count, count / max(1, whole)) for name, (count, whole) in job.had_of(behind).items()}
     if samples.are_rows:
         return {name: SourceTaken(count, None, epochs) for name, (count, epochs) in had.items()}
     tokens = 1 if samples.cut_anywhere else samples.width
     return {name: SourceTaken(None, count * tokens, epochs) for name, (count, epochs) in had.items()}
+
+
+def ids_of_sources(job: MixedRows, row_ids: Mapping[str, Any]) -> dict[str, Ints]:
+    """Return the ids that the caller names of each source, checked.
+
+    Raises:
+        ConfigError: a source that is not there, an id that no row has, or a mask of other rows.
+    """
+    if not isinstance(row_ids, Mapping):
+        raise ConfigTypeError(f"row ids must be given by name of their source, got {type(row_ids).__name__}")
+    sources = job.sources
+    if unknown := [name for name in row_ids if name not in sources]:
+        raise ConfigError(f"the mixture has no source {unknown[0]!r}; it has {', '.join(sources)}")
+    return {name: sources[name].ids_of(ids) for name, ids in row_ids.items()}
+
+
+def change_exclusions(job: MixedRows, row_ids: Mapping[str, Ints], *, include: bool) -> None:
+    """Take rows out of some sources, or in again."""
+    newest: dict[str, Exclusions] = {}
+    for name, ids in row_ids.items():
+        rows = job.sources[name]
+        newest[name] = rows.include(ids) if include else rows.exclude(ids)
+    for name, exclusions in newest.items():
+        job.sources[name].exclusions.change(exclusions)

@@ -11,27 +11,29 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
+from torch_table_loader.engine.jobs.by_step import ByStep
+from torch_table_loader.engine.jobs.explained import KnownEpoch, explained
+from torch_table_loader.engine.jobs.file_places import FilePlaces
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import refuse_shape, why_not_mixed, with_padding
+from torch_table_loader.engine.jobs.resolve import refuse_shape, with_padding
 from torch_table_loader.engine.jobs.stream_memory import Reading, fetched_at_once, lane_bytes
-from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
+from torch_table_loader.engine.jobs.stream_notes import loads_of, notes_of_stream
+from torch_table_loader.engine.machine import threads_of_lanes
 from torch_table_loader.engine.saved_state import Bound
-from torch_table_loader.engine.sizing import LANE_COPIES, OPEN_SPLITS, batches_of_sequences
+from torch_table_loader.engine.sizing import LANE_COPIES, batches_of_sequences
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ConfigError, ResumeError
-from torch_table_loader.messages import did_you_mean, warn_caller
-from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.keys import stage_key
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.rows_of import (
     LiveSpan,
     RowSpan,
-    file_of_batch,
-    first_step_of,
     spans_of_batch,
     spans_of_ids,
 )
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.saved_state import Kind, SavedState
     from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.ranks import Topology
-    from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
@@ -85,11 +86,6 @@ class StreamJob(Job):
     fetching: FetchSettings
     stage: RowStage | None = None
 
-    @property
-    @override
-    def tables(self) -> Mapping[str, Table]:
-        return {"": self.table}
-
     @cached_property
     @override
     def bound(self) -> Bound:
@@ -103,16 +99,11 @@ class StreamJob(Job):
 
     @property
     @override
-    def unit_bytes(self) -> int:
+    def batching(self) -> Batching:
         made = None if self.stage is None else self.stage.row_bytes
-        return self.row_bytes if made is None else made
-
-    @property
-    @override
-    def batches_at_once(self) -> int | None:
-        if self.stage is None or self.stage.row_bytes is None:
-            return None
-        return batches_of_sequences(self.unit_bytes, self.options.batch_rows)
+        unit_bytes = self.row_bytes if made is None else made
+        at_once = None if made is None else batches_of_sequences(unit_bytes, self.options.batch_rows)
+        return Batching.of(self.options, self.topology, unit_bytes, at_once, max(1, self._readers))
 
     @property
     def _orders_blocks(self) -> bool:
@@ -123,6 +114,12 @@ class StreamJob(Job):
     @override
     def counted(self) -> bool:
         return self.planner.counted
+
+    @cached_property
+    @override
+    def by_step(self) -> ByStep:
+        samples = self.samples
+        return ByStep(self.schedules, self.topology, self.options, samples.rows_of(samples.width))
 
     @override
     def with_lanes(self, lanes: int) -> StreamJob:
@@ -232,25 +229,21 @@ class StreamJob(Job):
 
     def _topology_at(self, position: StreamPosition) -> Topology:
         """Return the job's shape where a position is."""
-        return self._shape_after(position.epoch, self._done(position)) if self.schedules else self.topology
+        return self._shape_after(position.epoch, self.done(position)) if self.schedules else self.topology
 
     def _shape_after(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch; its batches count the rows that samples are made of."""
-        topology = self._topology_of(epoch, done)
+        topology = self.by_step.topology_of(epoch, done)
         if not (self.samples.joins_rows and self.schedules):
             return topology
         samples = self.options.most_rows if "global_batch_size" not in self.schedules else topology.batch_size
-        return replace(topology, batch_size=samples * self._length_at(epoch, done.steps))
+        return replace(topology, batch_size=samples * self.by_step.length_at(epoch, done.steps))
 
     @override
-    def _done(self, position: StreamPosition) -> Done:
+    def done(self, position: StreamPosition) -> Done:
         """Return what the job has done, as if its ranks had taken full batches."""
-        rows = sum(each.steps * self._step(each.topology).samples for each in position.stages)
-        return self._did(position.steps_taken, rows)
-
-    @override
-    def _step(self, topology: Topology) -> Done:
-        return self._did(1, topology.num_ranks * topology.batch_size // self.samples.rows_of(self._width))
+        rows = sum(each.steps * self.by_step.step(each.topology).samples for each in position.stages)
+        return self.by_step.did(position.steps_taken, rows)
 
     @override
     def schema(self, position: StreamPosition) -> pa.Schema:
@@ -260,7 +253,7 @@ class StreamJob(Job):
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
         if position.stage.topology == self._topology_at(position.after(0)):
-            planned, until = self.planner.plan(position, self.rank), self._until(position)
+            planned, until = self.planner.plan(position, self.rank), self.until(position)
             if until is None:
                 return planned
             longest = None if planned.longest is None else min(planned.longest, until)
@@ -277,7 +270,7 @@ class StreamJob(Job):
             reader = reader.of_epoch(self.stage_key(position.epoch), shuffle=bool(self.options.shuffle))
         segments = planned.segments
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
-        if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
+        if not self.options.processes and reads < self.topology.num_ranks * threads_of_lanes(self.topology.lanes):
             reader = reader.sharing()  # else some threads would have nothing to decode
         return StreamWork(
             **self._common_work(position),
@@ -292,16 +285,11 @@ class StreamJob(Job):
         )
 
     @property
-    @override
-    def collated_at_once(self) -> int:
-        return max(1, self._readers)
-
-    @property
     def _readers(self) -> int:
         """Threads that read splits side by side, where they are mixed; with no worker, the caller's thread does."""
         if self.topology.mixing is None or self.options.num_workers == 0:
             return 0
-        return threads_for(self.options.lanes, usable_cpus(), ranks_on_this_node())
+        return threads_of_lanes(self.options.lanes)
 
     @override
     def rows_of(self, position: StreamPosition, step: int, most: int | None = None) -> Sequence[RowSpan | LiveSpan]:
@@ -310,7 +298,7 @@ class StreamJob(Job):
         about = planned.plan, planned.segments, planned.windows, key
         if self.samples.are_rows:
             return spans_of_batch(*about, self.planner.live_before, step, most)
-        ids: Ints = self.samples.parts.rows_of_step(self, position, step, self._length_of(position))
+        ids: Ints = self.samples.parts.rows_of_step(self, position, step, self.width_of(position))
         return spans_of_ids(self.table.layout, ids)[:most]
 
     def rows_under(self, tasks: Iterable[ReadTask], key: EpochKey, width: int) -> Ints:
@@ -334,61 +322,10 @@ class StreamJob(Job):
         return stage_key(self.options.shuffle_seed, epoch)
 
     @override
-    def file_of(self, position: StreamPosition) -> str | None:
-        self._check_batches_end_with_files("current_file")
-        planned = self.planned(position)
-        taken = min(position.stage.steps, planned.plan.steps)
-        return file_of_batch(planned.plan, planned.segments, planned.windows, taken - 1) if taken else None
-
-    @override
-    def step_of_file(self, epoch: int, file: str) -> int:
-        self._check_batches_end_with_files("seek(file=...)")
-        names = [each.name for each in self.table.layout.files]
-        if file not in names:
-            raise ConfigError(f"the table has no file {file!r}{did_you_mean(file, names)}")
-        start, number = self.planner.start(epoch), names.index(file)
-        planned = [self.planner.plan(start, rank) for rank in range(self.topology.num_ranks)]
-        steps = [first_step_of(each.plan, each.segments, number) for each in planned]
-        first = min((step for step in steps if step is not None), default=None)
-        if first is None:
-            raise ConfigError(f"epoch {epoch} delivers no row of {file!r}; name a file that has rows to deliver")
-        if over := [rank for rank, each in enumerate(planned) if each.plan.steps <= first]:
-            warn_caller(
-                f"ranks {over} have no batch left where {file!r} begins, which is step {first}; seek(file=k) begins "
-                "each rank with its own k-th file"
-            )
-        return first
-
-    @override
-    def at_file(self, epoch: int, number: int) -> StreamPosition:
-        """Return the position behind the first files of every rank, as if a job of one rank had read them alone.
-
-        The files that are left are dealt anew, in the same order, so that each rank begins with its own.
-        """
-        self._check_batches_end_with_files("seek(file=...)")
-        if not (self.strategy.cuts and self.planner.counted):
-            raise ConfigError(
-                f"seek(file={number}) counts files in the epoch's order, which needs a split_strategy that cuts and "
-                "count_filtered=True; name the file instead"
-            )
-        alone = replace(self.topology, num_ranks=1, lanes=1, even_ranks=None, drop_last=False)
-        begun = StreamPosition.at(epoch, alone)
-        planned = self.planner.plan(begun, 0)
-        [runs] = planned.plan.lanes
-        file = planned.segments.splits.file[runs.split]
-        firsts = np.flatnonzero(np.diff(file, prepend=-1))
-        skipped = number * self.topology.num_ranks
-        if skipped >= len(firsts):
-            raise ConfigError(
-                f"epoch {epoch} has {len(firsts)} files with rows for {self.topology.num_ranks} ranks, got "
-                f"file={number}; pass a number below {-(-len(firsts) // self.topology.num_ranks)}"
-            )
-        steps = planned.plan.first_batch_of(0, int(firsts[skipped]))
-        return self.next_stage(begun.after(steps)) if steps else self.start(epoch)
-
-    def _check_batches_end_with_files(self, what: str) -> None:
+    def files(self, asked: str) -> FilePlaces:
         if self.options.batch_by != "file":
-            raise ConfigError(f'{what} needs batches that each come from one file; pass batch_by="file"')
+            raise ConfigError(f'{asked} needs batches that each come from one file; pass batch_by="file"')
+        return FilePlaces(self, self.planner, self.topology)
 
     @override
     def check_alone(self) -> None:
@@ -452,7 +389,7 @@ class StreamJob(Job):
         planner = self.planner
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
-        codec = self._codec(self.schema(start), self._options_at(start))
+        codec = self.codec_at(start)
         reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec, self.units)
         of_lane, opened = lane_bytes(self, reading, planned)
         fetched, held = None, 0
@@ -460,23 +397,24 @@ class StreamJob(Job):
             fetched = None if self.table.estimated else self._fetched(start)
             waiting, ahead = self._readers or self.topology.lanes, self.fetching.ahead_bytes
             held = fetched_at_once(self.table.layout, ahead, waiting, fetched)
-        return self._explained(
-            epoch,
+        known = KnownEpoch(
+            epoch=epoch,
             strategy=self.strategy.name,
             splits=len(planned.segments.splits),
             live_rows=self.num_rows(epoch),
             rows_per_rank=planner.rows_of_ranks(start),
             steps_per_rank=self._steps_of_ranks(start) if planner.counted else None,
-            steps=sum(self.planned(stage).plan.steps for stage in self.stages(start)) if planner.counted else None,
-            loads=self.loads(planned),
+            steps=sum(self.planned(stage).plan.steps for stage in self.walk.stages(start)) if planner.counted else None,
+            loads=loads_of(planned),
             lane_bytes=of_lane,
             open_bytes=opened,
             copies=LANE_COPIES + (2 * (planned.plan.window or 0) > planned.plan.own_rows),
             held_bytes=held,
-            notes=self._notes(),
+            notes=notes_of_stream(self.table, planner, self.options, self.rank, self.stage),
             counts=self._counts_of(start, planned),
             fetched=fetched,
         )
+        return explained(self, known)
 
     def refuse_beyond_memory(self) -> None:
         """Refuse to hold more than the caller allows, if the caller limits it.
@@ -487,9 +425,10 @@ class StreamJob(Job):
         options = self.options
         if not options.limits_memory or (told := self.explain(0)).memory_bound <= options.memory:
             return
+        unit_bytes = Size(self.batching.unit_bytes)
         raise ConfigError(
             f"shuffle_buffer_size={options.shuffle_buffer_size!r} is the memory of a rank, which may come to "
-            f"{Size(told.memory_bound)} with {options.lanes} workers, rows of {Size(self.unit_bytes)} in batches of "
+            f"{Size(told.memory_bound)} with {options.lanes} workers, rows of {unit_bytes} in batches of "
             f"{options.batch_size:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
             "batch_size, fewer num_workers, fewer columns=, or more memory"
         )
@@ -497,10 +436,10 @@ class StreamJob(Job):
     def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:
         """Add up the steps of every rank over the stages of an epoch; None where a rank knows its own rows alone."""
         found = [0] * self.topology.num_ranks
-        for stage in self.stages(start):
+        for stage in self.walk.stages(start):
             if (steps := self.planner.steps_of_ranks(stage)) is None:
                 return None
-            until = self._until(stage)
+            until = self.until(stage)
             found = [
                 before + (own if until is None else min(own, until)) for before, own in zip(found, steps, strict=True)
             ]
@@ -508,7 +447,7 @@ class StreamJob(Job):
 
     def _counts_of(self, start: StreamPosition, planned: PlannedStream) -> SampleCounts | None:
         """Return what becomes of the table's rows in an epoch; None where they are samples, or these change."""
-        if self.samples.are_rows or self.changes_length:
+        if self.samples.are_rows or self.by_step.changes_length:
             return None
         counts: SampleCounts = self.samples.parts.counts_of_stream(self, start, planned)
         return counts
@@ -526,73 +465,3 @@ class StreamJob(Job):
             requests, num_bytes = requests + more, num_bytes + bytes_of
             needed += sum(stop - start for group in needs.groups for start, stop in group)
         return requests, num_bytes, needed
-
-    def loads(self, planned: PlannedStream) -> list[tuple[int, int, int, int]]:
-        """Return of each lane of a plan how many pieces, rows, decoded bytes and steps it has."""
-        plan, segments = planned.plan, planned.segments
-        live = segments.live_rows
-        row_bytes = decoded_bytes(segments) / np.maximum(np.where(live < 0, segments.metadata_rows, live), 1)
-        loads = []
-        for runs, steps in zip(plan.lanes, plan.batches_before(plan.steps), strict=True):
-            num_bytes = ((runs.stop - runs.start) * row_bytes[runs.split]).sum()
-            loads.append((len(runs), runs.num_rows, int(num_bytes), steps))
-        return loads
-
-    @property
-    def _notes_of_mixing(self) -> list[str]:
-        """Say on what a batch draws where splits are shuffled."""
-        if not self.options.shuffle:
-            return []
-        plan = self.planner.plan(self.planner.start(0), self.rank).plan
-        window = plan.window
-        if (mixing := self.topology.mixing) is None:
-            of_splits = plan.own_rows // max(1, sum(map(len, plan.lanes)))
-            drawn = "a batch has rows of few of them"
-            if max(plan.batch_size, window or 0) <= of_splits:
-                drawn = "most batches have rows of one file alone"
-            reason = why_not_mixed(self.options, self.planner)
-            return [
-                f"splits are permuted, and {drawn}"
-                + ("; shuffle=True mixes their rows" if reason is None else f", since {reason}")
-            ]
-        side_by_side = f"up to {mixing.splits} splits that are read side by side"
-        makes = "rows" if self.stage is None else self.stage.makes
-        drawn = f"each batch draws on {side_by_side}, in windows of {window:,} {makes}"
-        if mixing.splits < OPEN_SPLITS:
-            drawn += '; row groups are too large to read more at once: smaller ones, or shuffle="rows", mix better'
-        if self.options.processes and self.options.lanes > 1:
-            drawn += f'; one process mixes them: pass shuffle="splits" to use num_workers={self.options.lanes}'
-        return [drawn]
-
-    def _notes(self) -> list[str]:
-        layout, options = self.table.layout, self.options
-        notes = [note for note in (self.table.description, *self.table.notes, *self.samples.notes) if note]
-        notes += self._notes_of_mixing
-        if layout.has_deletes:
-            fewer = np.flatnonzero(layout.group_live != layout.group_rows)
-            deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
-            notes.append(f"deletes, or other parts, leave rows of {deleting:,} of {len(layout):,} data files out")
-        if options.filters is not None:
-            pruned, groups = layout.pruned_groups, len(layout.group_rows)
-            notes.append(
-                f"the filter {options.filters} prunes {pruned:,} of {groups:,} row groups by partition values and "
-                "statistics; the others are read and filtered row by row"
-            )
-            if not options.count_filtered:
-                notes.append(
-                    "rows that pass the filter are not counted (count_filtered=False): no length, no equal steps"
-                )
-        if self.strategy.coverage == "any":
-            notes.append(self.strategy.told_coverage(self.table.layout))
-        if self.strategy.form == "generator" and self.topology.num_ranks > 1:
-            notes.append(f"{self.strategy.name} does not take ranks: every rank reads the whole table")
-        return notes
-
-
-def decoded_bytes(segments: SegmentTable) -> NDArray[np.int64]:
-    """Return the bytes of each split's row groups before compression, without pruned ones: int64[S]."""
-    layout = segments.splits.layout
-    rows = np.maximum(layout.group_rows[segments.group], 1)
-    part = layout.group_bytes[segments.group] * (segments.row_stop - segments.row_start) // rows
-    ends = np.concatenate(([0], np.cumsum(np.where(segments.kept, part, 0))))
-    return np.diff(ends[segments.offsets])

@@ -45,10 +45,10 @@ class Reading(NamedTuple):
 
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
-    options, window, opened = job.options, planned.plan.window or 0, 1
+    options, batching, window, opened = job.options, job.batching, planned.plan.window or 0, 1
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
     most = max(window, reading.rows, options.most_rows)
-    rows = rows_in_flight(options, most, job.blocks) + 2 * window + min(window, reading.rows)
+    rows = rows_in_flight(options, most, batching.blocks) + 2 * window + min(window, reading.rows)
     held = rows * job.row_bytes
     if (mixing := job.topology.mixing) is not None:
         opened = min(mixing.splits, len(planned.segments.splits))
@@ -56,16 +56,16 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if reading.rows >= reading.table.layout.group_rows.max(initial=0):
         opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
-    if reading.stage is None or job.batches_at_once is None:
+    if reading.stage is None or batching.at_once is None:
         return held, open_bytes
     block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
     documents = 2 * max(reading.rows, block) * job.row_bytes
-    batches = batches_in_flight(options, job.batches_at_once, job.blocks)
-    made = batches * options.batch_rows * job.unit_bytes
+    batches = batches_in_flight(options, batching.at_once, batching.blocks)
+    made = batches * options.batch_rows * batching.unit_bytes
     if job.topology.mixing is not None:  # each split that is open, or read ahead, has a block of its own
         blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes
         return held + made, open_bytes + documents + blocks
-    return window * job.unit_bytes + made, open_bytes + documents
+    return window * batching.unit_bytes + made, open_bytes + documents
 
 
 def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:
@@ -75,7 +75,7 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     wait, and a piece may span several. Decoded rows have a null bit for each column.
     """
     window, units = planned.plan.window or 0, reading.units
-    rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)
+    rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.batching.blocks)
     most = min(reading.rows, units.in_rows(int(planned.segments.live_rows.max(initial=0))))
     read = (opened + 2 + reads_ahead(reading.threads)) * most + units.in_rows(window // max(1, opened))
     kept = units.num_bytes * units.of_rows(read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.jobs.bound import bound, of_source, refuse_unknown
+from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
     columns_of,
@@ -34,7 +34,6 @@ from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.messages import warn_caller
 from torch_table_loader.option_values import as_weights
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
-    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.row_store import FilesInPlace
     from torch_table_loader.engine.saved_state import SavedState
@@ -90,61 +88,6 @@ class TurnsOf(NamedTuple):
     origin: tuple[int, int] = (0, 0)
 
 
-class ExclusionState:
-    """What was excluded, and what the epoch that runs began with."""
-
-    def __init__(self, versions: ExclusionVersions | None = None, epoch: int | None = None) -> None:
-        """Begin with no exclusions, or with those of a state."""
-        versions = versions or ExclusionVersions()
-        self.newest = versions.newest
-        self._included = np.empty(0, dtype=np.int64)
-        self._running = (epoch, versions.running)
-        self._lock = threading.Lock()
-
-    def of(self, epoch: int) -> ExclusionVersions:
-        """Return what is excluded from an epoch: what it began with if it runs, else the newest."""
-        with self._lock:
-            began, running = self._running
-            return ExclusionVersions(running if began == epoch else self.newest, self.newest)
-
-    def begin(self, epoch: int, running: Exclusions) -> None:
-        """Keep what an epoch began with, until another begins."""
-        with self._lock:
-            self._running = (epoch, running)
-
-    def change(self, newest: Exclusions) -> None:
-        """Replace the newest exclusions."""
-        with self._lock:
-            back = np.setdiff1d(self.newest.ids, newest.ids, assume_unique=True)
-            self._included = np.setdiff1d(np.union1d(self._included, back), newest.ids, assume_unique=True)
-            self.newest = newest
-
-    def warn_of_undone(self, loaded: ExclusionState, where: str = "") -> None:
-        """Warn that a state which is loaded undoes calls of `exclude` and `include`; `where` names the table."""
-        back = len(np.setdiff1d(self.newest.ids, loaded.newest.ids, assume_unique=True))
-        gone = len(np.intersect1d(self._included, loaded.newest.ids, assume_unique=True))
-        if not back and not gone:
-            return
-        changes = [f"{back} rows{where} that were excluded here come back"] if back else []
-        changes += [f"{gone} rows{where} that were included again here are excluded again"] if gone else []
-        warn_caller(
-            f"the loaded state replaces the exclusions: {', '.join(changes)}; call exclude() and include() "
-            "after load_state_dict() to change them for later epochs"
-        )
-
-    def apart(self) -> ExclusionState:
-        """Return another one with what is excluded now; each is changed alone from there on."""
-        return ExclusionState(ExclusionVersions(self.newest, self.newest))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock out."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a lock of its own."""
-        vars(self).update(state, _lock=threading.Lock())
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableItems(IndexedJob):
     """One rank's share of items made from the rows of one table, gathered from its row store.
@@ -164,17 +107,8 @@ class TableItems(IndexedJob):
 
     @property
     @override
-    def tables(self) -> Mapping[str, Table]:
-        return {"": self.table}
-
-    @override
-    def begin(self, position: SamplePosition) -> None:
-        self.exclusions.begin(position.epoch, position.exclusions[""].running)
-
-    @override
-    def warn_of_undone(self, other: Job) -> None:
-        if isinstance(other, TableItems):
-            self.exclusions.warn_of_undone(other.exclusions)
+    def exclusion_states(self) -> Mapping[str, ExclusionState]:
+        return {"": self.exclusions}
 
     def _bound_to(self, columns: pa.Schema) -> Bound:
         """Return the table and the options that a state is bound to."""
@@ -488,7 +422,7 @@ class TableRows(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:
-        together = self._codec(self.schema(position), self.options).together
+        together = self.codecs.of(self.schema(position), self.options).together
         return RowStream(self.order(position), self.store, self.options.row_id, together)
 
     def order(self, position: SamplePosition) -> RowOrder | GrownOrder | FilledOrder:

@@ -234,7 +234,9 @@ def _text_passes(text: str) -> bool | None:
         return True
     if (status := _TEXT_STATUS.search(text)) is not None and int(status[1]) >= 400:
         return int(status[1]) in _PASSING_STATUS
-    return True if _TEXT_NETWORK.search(text) else None
+    if _TEXT_NETWORK.search(text):
+        return True
+    return None
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -269,7 +271,9 @@ def in_brief(text: str) -> str:
 
 def _first(pattern: re.Pattern[str], text: str) -> str | None:
     found = pattern.search(text)
-    return None if found is None else found[1]
+    if found is None:
+        return None
+    return found[1]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -286,11 +290,15 @@ def _status(error: BaseException) -> int | None:
     """Return the HTTP status of an error of obstore, aiohttp, requests, azure, gcsfs or botocore."""
     if _is_obstore(error):
         found = _first(_OBSTORE_STATUS, str(error))
-        return None if found is None else int(found)
+        if found is None:
+            return None
+        return int(found)
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return status if isinstance(status, int) else None
+        if isinstance(status, int):
+            return status
+        return None
     for holder in (error, response):
         for name in ("status", "status_code", "code"):
             value = getattr(holder, name, None)

@@ -33,7 +33,9 @@ def shown(value: Cell) -> str:
         return "unknown"
     if isinstance(value, float):
         return f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool | Size) else str(value)
+    if isinstance(value, int) and not isinstance(value, bool | Size):
+        return f"{value:,}"
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ class Table:
     def left_out(self, most: int, before: str = "") -> list[str]:
         """Return the line below so many rows, if there are more."""
         left = len(self.rows) - most
-        return [f"{before}… and {left:,} more"] if left > 0 else []
+        if left > 0:
+            return [f"{before}… and {left:,} more"]
+        return []
 
     def _upright(self, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
         """Return a table of three columns with a line for each cell, for rows that are too wide."""

@@ -68,7 +68,9 @@ class MapView(torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several rows, each as ``view[i]`` does; they are gathered together. ``DataLoader`` calls this."""
         rows = self._rows(indices)
-        return [self._first(self._finished(batch)) for batch in rows.batches(1)] if len(indices) else []
+        if len(indices):
+            return [self._first(self._finished(batch)) for batch in rows.batches(1)]
+        return []
 
     def batch(self, indices: Sequence[int]) -> Any:
         """Return several rows as one batch of the output format; they are gathered together.
@@ -149,4 +151,6 @@ def _first(batch: Any) -> Any:
         return batch.unbind()[0]
     if isinstance(batch, Ragged):
         return batch.values
-    return batch[0][0] if isinstance(batch, Padded) else batch[0]
+    if isinstance(batch, Padded):
+        return batch[0][0]
+    return batch[0]

@@ -44,7 +44,9 @@ def the_nearest(name: object, known: Iterable[str], *, spare: int = 10) -> str:
     "the nearest are 'label'"
     """
     near = nearest(name, known, spare=spare)
-    return f"the nearest are {', '.join(map(repr, near))}" if near else "there are none"
+    if near:
+        return f"the nearest are {', '.join(map(repr, near))}"
+    return "there are none"
 
 
 def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
@@ -54,7 +56,9 @@ def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
     "no column 'lable'; did you mean label?"
     """
     near = nearest(name, known, spare=spare)
-    return f"; did you mean {', '.join(near)}?" if near else ""
+    if near:
+        return f"; did you mean {', '.join(near)}?"
+    return ""
 
 
 def first_twice(names: Iterable[str]) -> str | None:
@@ -101,7 +105,9 @@ def titled(label: str, show: bool | float | str) -> str:
     >>> titled("epoch 0", "train"), titled("epoch 0", "workers")
     ('train: epoch 0', 'epoch 0')
     """
-    return f"{show}: {label}" if isinstance(show, str) and show != "workers" else label
+    if isinstance(show, str) and show != "workers":
+        return f"{show}: {label}"
+    return label
 
 
 def progress_bar(
@@ -154,4 +160,6 @@ def first_line(error: BaseException) -> str:
     'bad page'
     """
     lines = str(error).splitlines()
-    return lines[0][:300] if lines else ""
+    if lines:
+        return lines[0][:300]
+    return ""

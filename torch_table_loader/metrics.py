@@ -106,7 +106,9 @@ class Metrics(Counted):
     @property
     def stored_bytes(self) -> int | None:
         """The share of those files' bytes in the store, compressed, that the rows are; columns left out included."""
-        return None if self.files is None else sum(worker.stored_bytes or 0 for worker in self.workers)
+        if self.files is None:
+            return None
+        return sum(worker.stored_bytes or 0 for worker in self.workers)
 
     @property
     def num_bytes(self) -> int:
@@ -116,12 +118,16 @@ class Metrics(Counted):
     @property
     def rows_per_second(self) -> float:
         """Rows that the trainer took, divided by the time since the iterator began."""
-        return self.rows / self.seconds_total if self.seconds_total > 0 else 0.0
+        if self.seconds_total > 0:
+            return self.rows / self.seconds_total
+        return 0.0
 
     @property
     def share_waiting(self) -> float:
         """The share of the time that the trainer waited for batches, from 0 to 1."""
-        return min(1.0, self.seconds_waiting / self.seconds_total) if self.seconds_total > 0 else 0.0
+        if self.seconds_total > 0:
+            return min(1.0, self.seconds_waiting / self.seconds_total)
+        return 0.0
 
     @property
     def limit(self) -> Limit:
@@ -278,7 +284,9 @@ class Progress:
         """Batches that were not taken; 0 where nobody knows, or there is no end."""
         leg = self.leg
         known = leg.plan.counted and not leg.plan.endless
-        return max(0, leg.plan.steps - leg.position.stage.steps - leg.batches) if known else 0
+        if known:
+            return max(0, leg.plan.steps - leg.position.stage.steps - leg.batches)
+        return 0
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -313,7 +321,9 @@ class Progress:
             counts=leg.counts.made,
             files=files,
         )
-        return since if leg.earlier is None else since.after(leg.earlier)
+        if leg.earlier is None:
+            return since
+        return since.after(leg.earlier)
 
 
 def in_span(take: Callable[[], T]) -> T:
@@ -355,7 +365,9 @@ def _batches_of(lanes: Sequence[LaneMetrics], lane: int) -> int:
 def _megabytes_per_second(fetched: FetchStats, began: float) -> str:
     """Return how fast compressed bytes come from the store; an empty string if none do."""
     seconds = time.perf_counter() - began
-    return f"{fetched.num_bytes / 1e6 / seconds:.1f} MB/s" if fetched.num_bytes and seconds > 0 else ""
+    if fetched.num_bytes and seconds > 0:
+        return f"{fetched.num_bytes / 1e6 / seconds:.1f} MB/s"
+    return ""
 
 
 class Watch:

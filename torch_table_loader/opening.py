@@ -93,7 +93,9 @@ class TimeTravel:
         """Return which of a table's files it had before it grew; None where it cannot be told."""
         if not isinstance(self.source, SnapshotSource):
             old = oldest_files(table, extent.files, extent.fingerprint)
-            return None if old is None else np.array(old, dtype=np.int64)
+            if old is None:
+                return None
+            return np.array(old, dtype=np.int64)
         if not isinstance(self.source, TimeTravelSource) or extent.snapshot_id is None:
             return None
         before = self._snapshot(self.source, extent.snapshot_id)

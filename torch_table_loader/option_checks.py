@@ -62,7 +62,9 @@ def batch_size(name: str, value: Any) -> int | Budget:
 def batch_sizes(name: str, value: Any) -> Any:
     """Check a size of global batches, or a schedule of some; one that does not change is an int."""
     sizes = as_schedule(value).mapped(partial(_integer, 1, MOST_ROWS, name))
-    return sizes if len(sizes.values) > 1 else sizes.last
+    if len(sizes.values) > 1:
+        return sizes
+    return sizes.last
 
 
 def one_of(*allowed: Any) -> Check:
@@ -78,19 +80,27 @@ def switch(name: str, value: Any) -> Any:
 def size(name: str, value: Any) -> int | str:
     """Check a size; one in bytes is kept as Python's own integer, one in words as it was written."""
     num_bytes = parse_bytes(value, name)
-    return value if isinstance(value, str) else num_bytes
+    if isinstance(value, str):
+        return value
+    return num_bytes
 
 
 def split_size(name: str, value: Any) -> int | str:
-    return size(name, value) if isinstance(value, str) else integer(name, value, 1, MOST_ROWS)
+    if isinstance(value, str):
+        return size(name, value)
+    return integer(name, value, 1, MOST_ROWS)
 
 
 def window(name: str, value: Any) -> int | str | None:
-    return size(name, value) if isinstance(value, str) else integer(name, value, 0, MOST_ROWS) or None
+    if isinstance(value, str):
+        return size(name, value)
+    return integer(name, value, 0, MOST_ROWS) or None
 
 
 def epochs(name: str, value: Any) -> int | str:
-    return "forever" if value == "forever" else integer(name, value, 1, MOST_ROWS)
+    if value == "forever":
+        return "forever"
+    return integer(name, value, 1, MOST_ROWS)
 
 
 def names(name: str, value: Any) -> Any:
@@ -117,7 +127,9 @@ def columns(name: str, value: Any) -> Any:
 
 
 def files(name: str, value: Any) -> Any:
-    return value if isinstance(value, str) else names(name, value)
+    if isinstance(value, str):
+        return value
+    return names(name, value)
 
 
 def function(name: str, value: Any) -> Any:
@@ -182,7 +194,9 @@ def _form_of_strings(given: Any) -> str:
     """Return what to pass in place of a word, or of a class, that is not a form of strings."""
     if given == "hash" or given is Hash:
         return '; pass strings=Hash(buckets=...), or strings={"column": Hash(buckets=...)} for some columns alone'
-    return "" if isinstance(given, str) else '; pass strings={"column": Vocabulary(values)}'
+    if isinstance(given, str):
+        return ""
+    return '; pass strings={"column": Vocabulary(values)}'
 
 
 def unsupported(name: str, value: Any) -> Any:
@@ -196,7 +210,9 @@ def progress(name: str, value: Any) -> Any:
         raise ConfigTypeError(f"{name} must be {known}, got None")
     if value != "workers" and isinstance(value, str) and (not value.strip() or nearest(value, ["workers"], spare=0)):
         raise ConfigError(f"{name} must be {known}, such as 'train', got {value!r}")
-    return value if isinstance(value, bool | str) else seconds(name, value)
+    if isinstance(value, bool | str):
+        return value
+    return seconds(name, value)
 
 
 def workers(name: str, value: Any) -> Any:
@@ -211,7 +227,9 @@ def workers(name: str, value: Any) -> Any:
 
 def ranks(name: str, value: Any) -> Any:
     found = is_mesh(value) or (isinstance(value, str) and value == "auto")
-    return value if found else integer(name, value, 1, MOST_ROWS)
+    if found:
+        return value
+    return integer(name, value, 1, MOST_ROWS)
 
 
 def directory(name: str, value: Any) -> Any:

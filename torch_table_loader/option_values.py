@@ -90,7 +90,9 @@ class Pad:
     @property
     def longest(self) -> int | None:
         """The longest list that is allowed; None: any length."""
-        return self.length if self.truncate is None else None
+        if self.truncate is None:
+            return self.length
+        return None
 
     def width(self, longest: int) -> int:
         """Return how long the rows of a batch are.
@@ -412,7 +414,9 @@ class RemoteOptions:
 
         By default this is enough for a line of 10 Gbit/s over 100 ms, and never more.
         """
-        return min(memory, DEFAULT_MEMORY) // 8 if self.read_ahead_bytes is None else self.read_ahead_bytes
+        if self.read_ahead_bytes is None:
+            return min(memory, DEFAULT_MEMORY) // 8
+        return self.read_ahead_bytes
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> RemoteOptions:

@@ -351,12 +351,16 @@ class LoaderOptions:
     @property
     def budget(self) -> Budget | None:
         """What a batch holds, where that is no number of rows."""
-        return self.batch_size if isinstance(self.batch_size, Budget) else None
+        if isinstance(self.batch_size, Budget):
+            return self.batch_size
+        return None
 
     @property
     def most_rows(self) -> int:
         """The most rows of a batch."""
-        return self.batch_size.at_most if isinstance(self.batch_size, Budget) else self.batch_size
+        if isinstance(self.batch_size, Budget):
+            return self.batch_size.at_most
+        return self.batch_size
 
     @property
     def calls_functions(self) -> bool:
@@ -384,7 +388,9 @@ class LoaderOptions:
         indexed = self.shuffle == "rows"
         if self.pack is not None:
             return self.pack.samples(indexed=indexed)
-        return ONE_BY_ONE if indexed else self._filled or ONE_BY_ONE
+        if indexed:
+            return ONE_BY_ONE
+        return self._filled or ONE_BY_ONE
 
     @property
     def _filled(self) -> Samples | None:
@@ -400,7 +406,9 @@ class LoaderOptions:
         if (budget := self.budget) is None or budget.counts == "rows":
             return None
         layout = self.ragged.get(budget.length) if isinstance(self.ragged, Mapping) else self.ragged
-        return layout if isinstance(layout, Pad) else None
+        if isinstance(layout, Pad):
+            return layout
+        return None
 
     def with_checked(self, **values: Any) -> Self:
         """Return these options with other values that fit all the rest, so that nothing is checked again."""
@@ -411,18 +419,24 @@ class LoaderOptions:
 
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return the options as they are for a table with some columns."""
-        return self if self.pack is None else replace(self, pack=self.pack.of_columns(names))
+        if self.pack is None:
+            return self
+        return replace(self, pack=self.pack.of_columns(names))
 
     def of_length(self, length: int) -> Self:
         """Return the options with samples of one width."""
         own = None if self.pack is None else self.pack.of_length(length)
-        return self if own is self.pack else replace(self, pack=own)
+        if own is self.pack:
+            return self
+        return replace(self, pack=own)
 
     @property
     def batch_rows(self) -> int:
         """Rows of a stream that a batch is made of."""
         samples = self.samples
-        return 1 if samples.are_batches else self.most_rows * samples.rows_of(samples.width)
+        if samples.are_batches:
+            return 1
+        return self.most_rows * samples.rows_of(samples.width)
 
     @property
     def schedules(self) -> dict[str, Schedule]:
@@ -438,12 +452,16 @@ class LoaderOptions:
     @property
     def window(self) -> int | None:
         """Rows, or documents, that are shuffled together; None where nobody said how many."""
-        return None if isinstance(self.shuffle_buffer_size, str) else self.shuffle_buffer_size
+        if isinstance(self.shuffle_buffer_size, str):
+            return None
+        return self.shuffle_buffer_size
 
     @property
     def row_window(self) -> int | None:
         """Rows that are shuffled together; None where they are parts of samples, of which the whole is shuffled."""
-        return None if self.samples.joins_rows else self.window
+        if self.samples.joins_rows:
+            return None
+        return self.window
 
     @property
     def limits_memory(self) -> bool:
@@ -454,7 +472,9 @@ class LoaderOptions:
     def memory(self) -> int:
         """Bytes of a rank by which windows, reads and what is fetched ahead are sized."""
         asked = self.shuffle_buffer_size
-        return parse_bytes(asked) if isinstance(asked, str) else DEFAULT_MEMORY
+        if isinstance(asked, str):
+            return parse_bytes(asked)
+        return DEFAULT_MEMORY
 
     @property
     def ahead_bytes(self) -> int:
@@ -469,22 +489,30 @@ class LoaderOptions:
     @property
     def split_rows(self) -> int | None:
         """Target rows of a split; None where its size is in bytes."""
-        return self.split_size if isinstance(self.split_size, int) else None
+        if isinstance(self.split_size, int):
+            return self.split_size
+        return None
 
     @property
     def split_bytes(self) -> int | None:
         """Target bytes of a split; None where its size is in rows, or was not given."""
-        return parse_bytes(self.split_size) if isinstance(self.split_size, str) else None
+        if isinstance(self.split_size, str):
+            return parse_bytes(self.split_size)
+        return None
 
     @property
     def progress_interval(self) -> float:
         """Seconds from one drawing of a progress bar to the next."""
-        return self.show_progress if isinstance(self.show_progress, float) else sizes().progress_s
+        if isinstance(self.show_progress, float):
+            return self.show_progress
+        return sizes().progress_s
 
     @property
     def rows_kept(self) -> RowStore:
         """Where the row store is kept, and how much of it in memory, the default resolved."""
-        return RowStore() if self.row_store is None else as_row_store(self.row_store)
+        if self.row_store is None:
+            return RowStore()
+        return as_row_store(self.row_store)
 
     @property
     def remote(self) -> RemoteOptions:

@@ -144,7 +144,9 @@ class JobPosition:
     @property
     def epoch(self) -> int:
         """The epoch that the next iterator reads."""
-        return int(self._epoch.item()) if self._loaded is None else self._loaded.epoch
+        if self._loaded is None:
+            return int(self._epoch.item())
+        return self._loaded.epoch
 
     @property
     def summary(self) -> str:
@@ -175,7 +177,9 @@ class JobPosition:
     @property
     def loaded_epoch(self) -> int | None:
         """The epoch of a loaded state in which no iterator has begun since; None without one."""
-        return None if self._loaded is None else self._loaded.epoch
+        if self._loaded is None:
+            return None
+        return self._loaded.epoch
 
     @property
     def next(self) -> Position:

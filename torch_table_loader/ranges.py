@@ -339,7 +339,9 @@ def far() -> Far:
 
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
     """Start to fetch what reads need; None if that was not asked for, or the files' storage does not serve ranges."""
-    return far().begin_fetching(storage, plan, settings) if settings.applies_to(storage) else None
+    if settings.applies_to(storage):
+        return far().begin_fetching(storage, plan, settings)
+    return None
 
 
 class TasksAhead:

@@ -50,7 +50,9 @@ def number(value: Cell) -> Markup:
     """
     if isinstance(value, int):
         return element("data", said(value), value=f"{value:d}")
-    return value if isinstance(value, Markup) else _escaped(said(value))
+    if isinstance(value, Markup):
+        return value
+    return _escaped(said(value))
 
 
 def _line(row: Sequence[Cell], kinds: Sequence[str | None]) -> Markup:

@@ -82,7 +82,9 @@ class Samples:
 
     def rows_of(self, width: int) -> int:
         """Return how many rows of a stream make a sample."""
-        return width if self.joins_rows else 1
+        if self.joins_rows:
+            return width
+        return 1
 
     def warn_of(self, counts: SampleCounts | None) -> None:
         """Warn of what the samples of a table hold, as was counted."""
@@ -161,7 +163,9 @@ class FilledSamples(Samples):
 
     def reads(self, asked: Sequence[str] | None) -> Sequence[str] | None:
         """Return the columns that are read, in order."""
-        return asked if asked is None or self.delivers_length else [*asked, self.budget.length]
+        if asked is None or self.delivers_length:
+            return asked
+        return [*asked, self.budget.length]
 
     def warn_of(self, counts: SampleCounts | None) -> None:
         """Warn of rows that are longer than a batch."""

@@ -60,7 +60,9 @@ class Schedule:
 
     def at(self, epoch: int, done: Done) -> Any:
         """Return the value of the step that comes next."""
-        return self.last if epoch else self.values[self.begin(done)]
+        if epoch:
+            return self.last
+        return self.values[self.begin(done)]
 
     def steps_left(self, epoch: int, done: Done, of_step: Done) -> int | None:
         """Return how many steps have the value of the step that comes next; None: all."""
@@ -74,7 +76,9 @@ class Schedule:
 
     def ahead(self, epoch: int, done: Done) -> list[Any]:
         """Return the values that hold later in an epoch than the step that comes next."""
-        return [] if epoch else [value for place, value in self.values.items() if place > getattr(done, self.unit)]
+        if epoch:
+            return []
+        return [value for place, value in self.values.items() if place > getattr(done, self.unit)]
 
     def mapped(self, change: Callable[[Any], Any]) -> Schedule:
         """Return the same with other values, each where it is another than the one before."""
@@ -97,7 +101,9 @@ class Schedule:
             step: the samples of a step, if all steps have as many; else a schedule by steps stays.
         """
         if self.unit == "steps":
-            return Schedule({place * step: v for place, v in self.values.items()}, "samples") if step else self
+            if step:
+                return Schedule({place * step: v for place, v in self.values.items()}, "samples")
+            return self
         values: dict[int, int] = {}
         at, size = 0, self.values[0]
         for place, following in self.values.items():
@@ -165,13 +171,17 @@ class Stop:
     @property
     def named(self) -> Mapping[str, int]:
         """The sources that end the epoch, and how often they may come; empty where a word says it."""
-        return {} if isinstance(self.at, str) else self.at
+        if isinstance(self.at, str):
+            return {}
+        return self.at
 
     def limits(self, rows: Mapping[str, int]) -> dict[str, int]:
         """Return how many rows of each source decide where an epoch ends, by name."""
         if isinstance(self.at, str):
             droppable = self.drop if self.at == "first_exhausted" else {}
-            return {} if self.at == "forever" else {name: own for name, own in rows.items() if name not in droppable}
+            if self.at == "forever":
+                return {}
+            return {name: own for name, own in rows.items() if name not in droppable}
         return {name: times * rows[name] for name, times in self.at.items() if name in rows}
 
     def caps(self, rows: Mapping[str, int]) -> dict[str, int]:
@@ -180,7 +190,9 @@ class Stop:
 
     def within(self, total: int) -> int:
         """Return the samples of an epoch that would have `total` without `samples`."""
-        return total if self.samples is None else min(total, self.samples)
+        if self.samples is None:
+            return total
+        return min(total, self.samples)
 
     def in_samples(self, seq_len: int, done: Done = Done()) -> Stop:  # noqa: B008 it is frozen
         """Return the same with `tokens` counted as `samples`: what is done, and the sequences that fit behind it.
@@ -214,7 +226,9 @@ class Stop:
         if self.tokens is not None:
             end = f"{'' if end == 'never' else f'{end}, or '}after {self.tokens:,} tokens"
         dropped = " and ".join(f"{name!r} after it came {times} times" for name, times in self.drop.items())
-        return f"{end}; the others go on without {dropped}" if dropped else end
+        if dropped:
+            return f"{end}; the others go on without {dropped}"
+        return end
 
     @property
     def as_dict(self) -> dict[str, Any]:
@@ -235,7 +249,9 @@ def as_stop(rule: StopRule) -> Stop:
     Raises:
         ConfigError: the rule is unknown.
     """
-    return rule if isinstance(rule, Stop) else Stop(cast("Any", rule))
+    if isinstance(rule, Stop):
+        return rule
+    return Stop(cast("Any", rule))
 
 
 def _times(name: str, given: Mapping[str, Any]) -> dict[str, int]:

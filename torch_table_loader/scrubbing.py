@@ -48,7 +48,9 @@ def shown_url(path_or_url: str) -> str:
     if protocol.lower() not in _CONTAINERS or ":" in authority.rpartition("@")[0]:
         authority = authority.rpartition("@")[2]
     url = f"{protocol}://{authority}{rest}"
-    return url if protocol.lower() in _WHOLE_KEYS else re.split(r"[?#]", url, maxsplit=1)[0]
+    if protocol.lower() in _WHOLE_KEYS:
+        return url
+    return re.split(r"[?#]", url, maxsplit=1)[0]
 
 
 def secrets_of(options: Mapping[str, Any], *, inside_secret: bool = False) -> Iterator[str]:

@@ -77,7 +77,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 def decoded_type(kind: pa.DataType) -> pa.DataType:
     """Return the value type of a dictionary; any other type is returned unchanged."""
-    return kind.value_type if pt.is_dictionary(kind) else kind
+    if pt.is_dictionary(kind):
+        return kind.value_type
+    return kind
 
 
 def children_of(kind: pa.DataType) -> list[pa.Field]:
@@ -177,7 +179,9 @@ class ElementScalar(pa.ExtensionScalar):  # type: ignore[misc]  # pyarrow is not
 
     def as_py(self, **options: Any) -> float | complex | None:
         """Return a number of Python's, or None for a null."""
-        return None if self.value is None else _number(self.type.element, self.value.as_py(**options))
+        if self.value is None:
+            return None
+        return _number(self.type.element, self.value.as_py(**options))
 
 
 class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typed
@@ -240,7 +244,9 @@ for _name in ELEMENTS:
 
 def opened_type(kind: pa.DataType) -> pa.DataType:
     """Return the plain type, except of numbers that Arrow lacks: they keep theirs."""
-    return kind if isinstance(kind, ElementType) else plain_type(kind)
+    if isinstance(kind, ElementType):
+        return kind
+    return plain_type(kind)
 
 
 def innermost(kind: pa.DataType) -> pa.DataType:

@@ -35,17 +35,23 @@ class FlatTable:
         (vtable_bytes,) = struct.unpack_from("<H", self.data, vtable)
         slot = 4 + 2 * field
         place = struct.unpack_from("<H", self.data, vtable + slot)[0] if slot + 2 <= vtable_bytes else 0
-        return self.at + place if place else 0
+        if place:
+            return self.at + place
+        return 0
 
     def byte(self, field: int) -> int | None:
         """Return a field of one byte; None if the table has none."""
         place = self.place(field)
-        return self.data[place] if place else None
+        if place:
+            return self.data[place]
+        return None
 
     def table(self, field: int) -> FlatTable | None:
         """Return the table that a field leads to; None if there is none."""
         place = self.place(field)
-        return FlatTable(self.data, _target(self.data, place)) if place else None
+        if place:
+            return FlatTable(self.data, _target(self.data, place))
+        return None
 
     def vector(self, field: int) -> tuple[int, int]:
         """Return the byte at which the elements of a vector begin, and their number; zeros if there is no vector."""

@@ -35,7 +35,9 @@ class RangedFile:
         start = min(self._place, self._size)
         stop = self._size if length is None or length < 0 else min(start + length, self._size)
         self._place = stop
-        return b"" if start == stop else self._read(start, stop)
+        if start == stop:
+            return b""
+        return self._read(start, stop)
 
     def close(self) -> None:
         """Do nothing but say so."""

@@ -140,7 +140,9 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def _number(kind: pa.DataType) -> pa.DataType:
-    return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if kind.bit_width == 32:
+        return pa.int32()
+    return pa.int64()
 
 
 def _times(array: pa.Array) -> Iterator[pa.Array]:

@@ -217,11 +217,15 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     @override
     def dealt(self, dealing: Dealing) -> Collected[TensorRows]:
-        return DealtWhole(self, dealing) if self._is_near(dealing.length) else _DealtTensors(self, dealing)
+        if self._is_near(dealing.length):
+            return DealtWhole(self, dealing)
+        return _DealtTensors(self, dealing)
 
     @override
     def dealing_copies(self, length: int) -> int:
-        return DealtWhole.copies if self.varying or self._is_near(length) else 1
+        if self.varying or self._is_near(length):
+            return DealtWhole.copies
+        return 1
 
     def _is_near(self, num_rows: int) -> bool:
         """Whether caches hold so many rows of any column, so that they are dealt best when all are there."""

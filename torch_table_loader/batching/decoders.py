@@ -267,7 +267,9 @@ class FixedDecoder(Decoder):
     def shapes(self) -> list[Shape]:
         """The values, and the mask if any."""
         values = Leaf(self.name, self.cell.kind, self.cut)
-        return [values, _mask_leaf(self.name, self.cut)] if self.masked else [values]
+        if self.masked:
+            return [values, _mask_leaf(self.name, self.cut)]
+        return [values]
 
     @property
     def refuses_null(self) -> bool:
@@ -352,7 +354,9 @@ class ListsDecoder(Decoder):
     def shapes(self) -> list[Shape]:
         """The lists, and the mask if any."""
         lists = Leaf(self.name, ListsKind(self.item.kind), self.cut)
-        return [lists, _mask_leaf(self.name, self.cut_mask)] if self.masked else [lists]
+        if self.masked:
+            return [lists, _mask_leaf(self.name, self.cut_mask)]
+        return [lists]
 
     @override
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:

@@ -327,7 +327,9 @@ class Codes(NamedTuple):
 
 def mark_of(dtype: np.dtype[Any]) -> str | None:
     """Return the element of a dtype from `arrow.arrays.marked_dtype`, if numpy lacks it; None for any other dtype."""
-    return None if dtype.names is None else dtype.names[0]
+    if dtype.names is None:
+        return None
+    return dtype.names[0]
 
 
 def unmarked(values: NDArray[Any]) -> NDArray[Any]:

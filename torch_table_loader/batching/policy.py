@@ -95,13 +95,17 @@ class TypePolicy:
     def by_column(self, option: str) -> Mapping[str, Any]:
         """Return what an option says by column; empty where it says one thing for all."""
         given = getattr(self, option)
-        return given if isinstance(given, Mapping) else {}
+        if isinstance(given, Mapping):
+            return given
+        return {}
 
     def strings_of(self, path: str) -> Strings:
         """Return the form of a column of strings."""
         if path in (self.decode or {}):
             return "list"
-        return self.strings.get(path, "list") if isinstance(self.strings, Mapping) else self.strings
+        if isinstance(self.strings, Mapping):
+            return self.strings.get(path, "list")
+        return self.strings
 
     def unsupported_of(self, path: str) -> UnsupportedForm | None:
         """Return what becomes of a column, a child or an item without a form as a tensor: its own or that above it."""
@@ -119,8 +123,12 @@ class TypePolicy:
         """Return the layout of a column of lists, the default resolved."""
         chosen = self.ragged.get(path) if isinstance(self.ragged, Mapping) else self.ragged
         if chosen is None:
-            return "offsets" if self.output_format == "numpy" else "nested"
-        return Pad() if chosen == "pad" else chosen
+            if self.output_format == "numpy":
+                return "offsets"
+            return "nested"
+        if chosen == "pad":
+            return Pad()
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +233,9 @@ def stacked(values: Sequence[Any], *, numpy: bool) -> Any:
             return list(values)
     else:
         return list(values)
-    return array if numpy else torch.from_numpy(array)
+    if numpy:
+        return array
+    return torch.from_numpy(array)
 
 
 def _form(value: Any) -> tuple[Any, ...]:
@@ -243,7 +253,9 @@ def _num_rows(value: Any) -> int | None:
     if isinstance(value, dict):
         counts = set(map(_num_rows, value.values()))
         return counts.pop() if len(counts) == 1 else None
-    return len(value) if type(value) in (list, tuple) else None
+    if type(value) in (list, tuple):
+        return len(value)
+    return None
 
 
 def _said(value: Any) -> str:

@@ -109,7 +109,9 @@ def counted(batches: SizedBatches) -> Iterator[tuple[Any, SampleCounts | None]]:
 
 def sized(batches: list[Any]) -> Batches:
     """Return batches as rows cut them, of which some know what was counted of them."""
-    return batches if isinstance(batches, Batches) else Batches(batches)
+    if isinstance(batches, Batches):
+        return batches
+    return Batches(batches)
 
 
 class Rows(ABC):
@@ -167,7 +169,9 @@ class Part(NamedTuple, Generic[R]):
     @property
     def rows(self) -> R:
         """View them."""
-        return self.chunk if self.num_rows == self.chunk.num_rows else self.chunk.slice(self.start, self.stop)
+        if self.num_rows == self.chunk.num_rows:
+            return self.chunk
+        return self.chunk.slice(self.start, self.stop)
 
     def kept(self, codec: RowsCodec[R]) -> R:
         """Return them to be kept until their window is full.
@@ -176,7 +180,9 @@ class Part(NamedTuple, Generic[R]):
         which more is to come stays anyway.
         """
         small = self.stop == self.chunk.num_rows and 2 * self.num_rows <= self.stop
-        return codec.concat([self.rows]) if small else self.rows
+        if small:
+            return codec.concat([self.rows])
+        return self.rows
 
 
 class RowsCodec(ABC, Generic[R]):
@@ -233,7 +239,9 @@ class RowsCodec(ABC, Generic[R]):
 
     def as_one(self, parts: Sequence[R]) -> R:
         """Return one or more consecutive runs as one; a single one is not copied."""
-        return parts[0] if len(parts) == 1 else self.concat(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return self.concat(parts)
 
     def collected(self, most: int, expected: int = 0) -> Collected[R]:  # noqa: ARG002 other codecs make room for rows
         """Return what collects chunks of at most so many rows together, and is likely to get the expected ones."""
@@ -426,7 +434,9 @@ class ExactBatches(Generic[R]):
 
     def rest(self) -> R | None:
         """Return what remains as rows, fewer than `batch_size`; None if nothing does."""
-        return self._codec.as_one(self._carry.take()) if self._carry.num_rows else None
+        if self._carry.num_rows:
+            return self._codec.as_one(self._carry.take())
+        return None
 
 
 class PieceBatches(ExactBatches[R]):

@@ -148,7 +148,9 @@ def keyed(
 
 
 def _why_none(column: Decoder) -> str:
-    return ', since nulls="mask" gives it a mask' if isinstance(column, FixedDecoder) and column.masked else ""
+    if isinstance(column, FixedDecoder) and column.masked:
+        return ', since nulls="mask" gives it a mask'
+    return ""
 
 
 def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
@@ -220,7 +222,9 @@ class Chooser:
         """Return what makes integers of strings; None where each batch has its own dictionary."""
         if isinstance(form, Hash):
             return HashCoder(form.buckets)
-        return VocabularyCoder(vocabulary_array(path, form.values, wide)) if isinstance(form, Vocabulary) else None
+        if isinstance(form, Vocabulary):
+            return VocabularyCoder(vocabulary_array(path, form.values, wide))
+        return None
 
     def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
         item = opened_type(entry.type.value_type)
@@ -284,7 +288,9 @@ class Chooser:
             return replace(cell, fill=np.zeros((), dtype)[()])
         # In place of a list a null is an error, unless something was chosen for the nulls inside.
         becomes_nan = isinstance(cell, FlatCell) or f"{path}.item" in self.policy.fills
-        return replace(cell, fill=dtype.type(np.nan)) if dtype.kind == "f" and becomes_nan else cell
+        if dtype.kind == "f" and becomes_nan:
+            return replace(cell, fill=dtype.type(np.nan))
+        return cell
 
     def _flat(self, kind: pa.DataType, path: str) -> FlatCell:
         if isinstance(kind, ElementType):
@@ -366,7 +372,9 @@ def _becomes_float(kind: pa.DataType) -> bool:
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
-    return pa.large_string() if is_string(kind) else pa.large_binary()
+    if is_string(kind):
+        return pa.large_string()
+    return pa.large_binary()
 
 
 def _typed(option: str, path: str, given: object, kind: object, make: Callable[[], T]) -> T:
@@ -408,7 +416,9 @@ def _float_fill(path: str, given: Any, dtype: np.dtype[Any], kind: pa.DataType) 
 
 
 def _told(given: object) -> str:
-    return "the mean of statistics" if isinstance(given, ColumnStatistics) else "NaN"
+    if isinstance(given, ColumnStatistics):
+        return "the mean of statistics"
+    return "NaN"
 
 
 def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
@@ -516,4 +526,6 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
 
 
 def _few(names: Sequence[str]) -> str:
-    return f"it is for: {', '.join(map(repr, names[:5]))}" if names else "no column here can have it, so leave it out"
+    if names:
+        return f"it is for: {', '.join(map(repr, names[:5]))}"
+    return "no column here can have it, so leave it out"

@@ -99,7 +99,9 @@ class BatchesAsRows(RowStage):
     @property
     @override
     def measured_by(self) -> str | None:
-        return self.budget.length if self._lists else None
+        if self._lists:
+            return self.budget.length
+        return None
 
     @override
     def count_of(self, lengths: Ints) -> Counted:

@@ -76,7 +76,9 @@ class BudgetCounts(SampleCounts):
     @property
     def fill(self) -> float | None:
         """The share of the budget that tokens of rows take; None if it is not known, or there is no batch."""
-        return self.tokens / (self.batches * self.budget) if self.tokens is not None and self.batches else None
+        if self.tokens is not None and self.batches:
+            return self.tokens / (self.batches * self.budget)
+        return None
 
     def __str__(self) -> str:
         """Format the numbers as one line; unknown ones are left out."""

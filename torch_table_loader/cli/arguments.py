@@ -44,7 +44,9 @@ def rows_or_size(text: str) -> int | str:
     >>> rows_or_size("500"), rows_or_size("64MiB")
     (500, '64MiB')
     """
-    return int(text) if text.isdecimal() else text
+    if text.isdecimal():
+        return int(text)
+    return text
 
 
 def null_fill(text: str) -> tuple[str, Any]:
@@ -97,7 +99,9 @@ def evening(text: str) -> bool | str:
     >>> evening("balance"), evening("no")
     ('balance', False)
     """
-    return text if text != "no" else False
+    if text != "no":
+        return text
+    return False
 
 
 SNAPSHOTS = ("catalog", "table", "snapshot_id", "branch", "tag", "as_of")

@@ -156,7 +156,9 @@ def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
         return "as it is"
     form = _form(codec.shapes[0], "pad" if isinstance(layout, Pad) else layout)
     decided = not codec.refusing_nulls or not field.nullable or field.name in table.null_free([field.name])
-    return form if decided else f"{form}, {UNLESS_NULL}"
+    if decided:
+        return form
+    return f"{form}, {UNLESS_NULL}"
 
 
 def _for_columns(asked: LoaderOptions, names: Collection[str]) -> LoaderOptions:
@@ -185,7 +187,9 @@ def _form(shape: Shape, ragged: str) -> str:
         return "dict"
     if isinstance(kind, ListsKind):
         return f"{_LISTS[ragged]} {_dense(kind.item)}"
-    return _dense(kind) if isinstance(kind, DenseKind) else "list"
+    if isinstance(kind, DenseKind):
+        return _dense(kind)
+    return "list"
 
 
 def _dense(kind: DenseKind) -> str:
@@ -333,7 +337,11 @@ def _short(value: Any) -> str | int:
     if value is None:
         return "null"
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return value if isinstance(value, int) else repr(value)
+        if isinstance(value, int):
+            return value
+        return repr(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+    if len(text) <= _WIDEST:
+        return text
+    return text[: _WIDEST - 1] + "…"

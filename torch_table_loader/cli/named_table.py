@@ -63,7 +63,9 @@ def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
 def _iceberg(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
     if "catalog" in chosen and "table" not in chosen:
         return {**chosen, "table": path}
-    return dict(chosen) if path is None else {**chosen, "metadata_location": path}
+    if path is None:
+        return dict(chosen)
+    return {**chosen, "metadata_location": path}
 
 
 def _delta(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:

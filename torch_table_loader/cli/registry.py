@@ -92,8 +92,12 @@ def _entry(name: str, origin: str) -> dict[str, Any]:
 def _missing(package: str, guest: str = "") -> str:
     if guest and not has(guest):
         return f"a build with {GUESTS[guest].title}"
-    return package if package and find_spec(package) is None else ""
+    if package and find_spec(package) is None:
+        return package
+    return ""
 
 
 def _state(needs: str) -> str:
-    return f"needs {needs}" if needs else "ready"
+    if needs:
+        return f"needs {needs}"
+    return "ready"

@@ -45,7 +45,9 @@ def _folder(typed: argparse.Namespace) -> Path:
         raise ConfigError(
             f"list, verify and prune need a directory, got {typed.store!r}; run them on a local copy of it"
         )
-    return default_folder() if typed.store is None else Path(typed.store).expanduser().absolute()
+    if typed.store is None:
+        return default_folder()
+    return Path(typed.store).expanduser().absolute()
 
 
 def list_stores(typed: argparse.Namespace) -> None:
@@ -176,7 +178,9 @@ def _names(keywords: Keywords) -> list[str]:
 def _of_this_rank(names: list[str]) -> list[str]:
     """Return the names of the files that this rank plans first, while other ranks plan the others."""
     ranks = resolve_ranks(LoaderOptions(num_ranks="auto"))
-    return names[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
+    if ranks.num_ranks > 1:
+        return names[ranks.rank :: ranks.num_ranks]
+    return []
 
 
 def _plan_over(cluster: RayCluster, keywords: Keywords, names: list[str]) -> list[str]:

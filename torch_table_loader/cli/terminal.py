@@ -53,7 +53,9 @@ class Help(argparse.HelpFormatter):
         return text.replace(self._prog, f"{self._prog} [OPTIONS]", 1)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith(_EXAMPLES) else super()._fill_text(text, width, indent)
+        if text.startswith(_EXAMPLES):
+            return text
+        return super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -151,7 +153,9 @@ def width_of_output() -> int:
     if sys.stdout.isatty():
         return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
     asked = os.environ.get("COLUMNS", "")
-    return max(int(asked), _LEAST_WIDTH) if asked.isdecimal() and int(asked) else _PLAIN_WIDTH
+    if asked.isdecimal() and int(asked):
+        return max(int(asked), _LEAST_WIDTH)
+    return _PLAIN_WIDTH
 
 
 def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
@@ -218,5 +222,11 @@ def _typed(value: str) -> str:
     """
     inner = re.sub(r"[\[\]{}\"']", "", value)
     if value.startswith("["):
-        return "A,B" if inner == "..." else inner.replace(", ", ",")
-    return inner.replace(": ", "=") if value.startswith("{") else "" if inner in ("None", "True") else inner
+        if inner == "...":
+            return "A,B"
+        return inner.replace(", ", ",")
+    if value.startswith("{"):
+        return inner.replace(": ", "=")
+    if inner in ("None", "True"):
+        return ""
+    return inner

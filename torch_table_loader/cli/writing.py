@@ -219,7 +219,9 @@ def _column(typed: argparse.Namespace) -> str:
 def _workers(typed: argparse.Namespace) -> int:
     if typed.engine is not None:
         return 1
-    return max(1, usable_cpus() // ranks_on_this_node()) if typed.processes is None else int(typed.processes)
+    if typed.processes is None:
+        return max(1, usable_cpus() // ranks_on_this_node())
+    return int(typed.processes)
 
 
 def _open_text(typed: argparse.Namespace) -> TableDataset:

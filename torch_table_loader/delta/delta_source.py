@@ -246,7 +246,9 @@ class DeltaRequest(TableRequest):
         """Return the data files that the filter leaves, and notes."""
 
         def kept(adds: pa.Table) -> pa.Table:
-            return adds if self.filters is None else kept_files(adds, columns, partition, self.filters)
+            if self.filters is None:
+                return adds
+            return kept_files(adds, columns, partition, self.filters)
 
         if self.start is not None:
             history = DeltaHistory(
@@ -295,7 +297,9 @@ def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], 
         )
         for place in range(adds.num_rows)
     ]
-    return adds.filter(pa.array(passing, pa.bool_())) if facts or values else adds
+    if facts or values:
+        return adds.filter(pa.array(passing, pa.bool_()))
+    return adds
 
 
 def _partition_scalars(adds: pa.Table, name: str, kind: pa.DataType) -> list[pa.Scalar | None]:

@@ -54,7 +54,9 @@ def schema_in(source: BinaryIO, *, is_json: bool) -> list[dict[str, Any]] | None
         file = pq.ParquetFile(source)
         names = ["metaData.schemaString"] if "metaData" in file.schema_arrow.names else []
         found = file.read(columns=names)["metaData"].drop_null().to_pylist() if names else []
-    return list(json.loads(found[-1]["schemaString"])["fields"]) if found else None
+    if found:
+        return list(json.loads(found[-1]["schemaString"])["fields"])
+    return None
 
 
 def padded(text: str | None, scale: int) -> str | None:
@@ -134,4 +136,6 @@ class Padding:
         padded_pairs = [
             (name, padded(text, self.scales[name]) if name in self.scales else text) for name, text in pairs
         ]
-        return dict(padded_pairs) if isinstance(value, dict) else padded_pairs
+        if isinstance(value, dict):
+            return dict(padded_pairs)
+        return padded_pairs

@@ -130,4 +130,6 @@ class SameCall:
             return None
         num_ranks, (others, why) = (json.loads(self._store.get(key)) for key in ("compares", "unlike"))
         # A job of fewer ranks than the group has need not include that rank.
-        return str(why) if num_ranks in (others, self._world) else None
+        if num_ranks in (others, self._world):
+            return str(why)
+        return None

@@ -99,7 +99,9 @@ class Parts:
 
     def joined(self, part: Any) -> Any:
         """Return the whole filter of a part."""
-        return part if self.base is None else self.base & part
+        if self.base is None:
+            return part
+        return self.base & part
 
     def counts_of(self, key: str, part: Any, layout: TableLayout) -> Counts:
         """Return what the datasets of all parts know of one part, of the table that has this layout."""
@@ -186,7 +188,9 @@ class LiveCounter:
         rows, kept = self._table.layout.group_rows, self._table.layout.group_kept
         pieces = (_piece(segments, at) for at in range(len(segments.group)))
         found = [self._own.made.get(piece) for piece in pieces if kept[piece[0]] and rows[piece[0]]]
-        return sum_of(found) if found else self._nothing
+        if found:
+            return sum_of(found)
+        return self._nothing
 
     def live_before(self, group: int, row: int) -> int:
         """Add up what was counted of a row group (numbered over the table) before a row of its file.
@@ -255,7 +259,9 @@ class LiveCounter:
     @property
     def _made_keys(self) -> list[str]:
         """What the cache calls what is counted of the samples of a row group, beside their number: the live rows."""
-        return [] if self._nothing is None else [f"{self._key}-{name}" for name in self._nothing.numbers]
+        if self._nothing is None:
+            return []
+        return [f"{self._key}-{name}" for name in self._nothing.numbers]
 
     def _whole(self, group: int) -> _Piece:
         layout = self._table.layout

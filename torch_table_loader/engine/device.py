@@ -168,7 +168,9 @@ class _Packing:
 def _known_length(tensor: torch.Tensor, name: str) -> int | None:
     """Return a length that a nested tensor knows without looking at its offsets; torch keeps it as a shape."""
     kept: torch.Tensor | None = getattr(tensor, name, None)
-    return None if kept is None else kept.shape[0]
+    if kept is None:
+        return None
+    return kept.shape[0]
 
 
 class _Slot:
@@ -275,5 +277,7 @@ def mapped(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any:
         return {key: mapped(entry, kind, function) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         entries = [mapped(entry, kind, function) for entry in value]
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+        if hasattr(value, "_fields"):
+            return type(value)(*entries)
+        return type(value)(entries)
     return value

@@ -45,7 +45,9 @@ RECORD = ExclusionRecord()
 def written_exclusions(versions: Mapping[str, ExclusionVersions]) -> dict[str, Written]:
     """Return the record of what is excluded from each source; nothing if nothing is."""
     found = {name: each.to_state() for name, each in versions.items() if each != ExclusionVersions()}
-    return {RECORD.key: Written([found])} if found else {}
+    if found:
+        return {RECORD.key: Written([found])}
+    return {}
 
 
 def saved_exclusions(saved: SavedState, name: str, num_rows: int) -> ExclusionVersions:

@@ -93,7 +93,9 @@ def available_memory(root: Path = Path("/")) -> int | None:
     found = [*_of_the_machine(root), *_of_the_process(root)]
     for folder in _cgroups(root, "memory"):
         found += _of_a_cgroup(folder)
-    return max(0, min(found)) if found else None
+    if found:
+        return max(0, min(found))
+    return None
 
 
 def _of_the_machine(root: Path) -> Iterator[int]:

@@ -189,7 +189,9 @@ class _Measuring:
 
     def _known(self, *asked: Any) -> bytes | None:
         key = self._key(asked)
-        return None if self.cache is None or key is None else self.cache.get_note(key)
+        if self.cache is None or key is None:
+            return None
+        return self.cache.get_note(key)
 
     def _keep(self, data: bytes, *asked: Any) -> None:
         key = self._key(asked)
@@ -216,7 +218,9 @@ def _inner(kind: pa.DataType) -> pa.DataType:
 
 def _opened(kind: pa.DataType) -> pa.DataType:
     """Return the plain type; of numbers that Arrow does not have their own, whose storage is bits."""
-    return kind if isinstance(kind, ElementType) else plain_type(kind)
+    if isinstance(kind, ElementType):
+        return kind
+    return plain_type(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -278,7 +282,9 @@ def _joined(parts: Sequence[pa.Table]) -> pa.Table:
 
 def _wide(kind: pa.DataType) -> pa.DataType:
     text = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
-    return pa.large_string() if text else pa.large_binary()
+    if text:
+        return pa.large_string()
+    return pa.large_binary()
 
 
 def _as_ipc(values: pa.Array) -> bytes:

@@ -155,7 +155,9 @@ class PlanCheck:
 
     def common_value(self, name: str, value: Any) -> Any:
         """Return what rank 0 saw, such as the id of the current snapshot."""
-        return value if self._store is None else json.loads(self._from_rank_0(name, json.dumps(value)))
+        if self._store is None:
+            return value
+        return json.loads(self._from_rank_0(name, json.dumps(value)))
 
     def check(self, plan: Mapping[str, Any]) -> None:
         """Compare the plan with rank 0's, and wait until every rank has done so.
@@ -246,7 +248,9 @@ class PlanCheck:
                     f"{', '.join(differing)} ({here} here, {there} there); load the same state on every rank",
                 )
             self._agree(key)
-        return [] if start is None else keys[-1:]
+        if start is None:
+            return []
+        return keys[-1:]
 
     def _check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> str:
         self._begun[epoch, "exclusions"] += 1
@@ -376,7 +380,9 @@ class PlanCheck:
 
     def _first_said(self, key: str, value: str) -> str:
         """Return the value of the rank that was first; without a process group, this one."""
-        return value if self._store is None else str(self._store.compare_set(key, "", value), "utf-8")
+        if self._store is None:
+            return value
+        return str(self._store.compare_set(key, "", value), "utf-8")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the store out: another process does not compare."""
@@ -471,7 +477,9 @@ def _process_group(num_ranks: int) -> Any:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    return distributed if distributed.get_world_size() >= num_ranks else None
+    if distributed.get_world_size() >= num_ranks:
+        return distributed
+    return None
 
 
 def _store_of(distributed: Any, name: str) -> Any:

@@ -174,7 +174,9 @@ class RowSums(ABC):
     @property
     def memory_bytes(self) -> int:
         """Bytes that are held in memory."""
-        return 8 * (self._rows + 1) if self.place is None else 0
+        if self.place is None:
+            return 8 * (self._rows + 1)
+        return 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a file has."""

@@ -136,7 +136,9 @@ def _first_wrong(values: pa.Array) -> int | None:
         return None
     wrong = pc.or_kleene(pc.is_null(values), pc.or_(pc.less(values, 0), pc.greater(values, _MOST_TOKENS)))
     found: int = pc.index(wrong, pa.scalar(True)).as_py()
-    return found if found >= 0 else None
+    if found >= 0:
+        return found
+    return None
 
 
 def _lengths(values: pa.Array) -> Ints:

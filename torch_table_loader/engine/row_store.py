@@ -200,7 +200,9 @@ class RowStoreHandle:
         What the caller asked to have in memory may take all of it. Else a part is left for batches and the trainer.
         """
         free = available_memory()
-        return None if free is None else int((1.0 if self._in_memory_asked else _SHARE_OF_MEMORY) * (free // sharers))
+        if free is None:
+            return None
+        return int((1.0 if self._in_memory_asked else _SHARE_OF_MEMORY) * (free // sharers))
 
     @property
     def in_memory(self) -> bool:
@@ -217,7 +219,9 @@ class RowStoreHandle:
         """Where rows are fetched from; None where they are on this machine."""
         if self.in_place is not None:
             return self.in_place.remote
-        return None if self.url is None else self.url.storage
+        if self.url is None:
+            return None
+        return self.url.storage
 
     def close_clients(self) -> None:
         """Close this process's client of the store behind a URL."""
@@ -266,7 +270,9 @@ class RowStoreHandle:
 
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
-        return None if self._far is None else far().begin_fetching(self._far, iter(()), self._fetching)
+        if self._far is None:
+            return None
+        return far().begin_fetching(self._far, iter(()), self._fetching)
 
     def windows(
         self,
@@ -377,7 +383,9 @@ class RowStoreHandle:
         if self._alone or rank is None:
             rank, ranks = 0, 1
         worker = get_worker_info()
-        return (rank, ranks) if worker is None else (rank * worker.num_workers + worker.id, ranks * worker.num_workers)
+        if worker is None:
+            return (rank, ranks)
+        return (rank * worker.num_workers + worker.id, ranks * worker.num_workers)
 
     def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | FarRows:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
@@ -443,7 +451,9 @@ def _variable_bytes(table: Table, schema: pa.Schema) -> int:
     names = [field.name for field in schema if is_variable(field.type)]
     guess = sum(width_of(schema.field(name).type) for name in names)
     own = [name for name in names if name in table.schema.names]
-    return max(guess, table.kept_bytes(own)) if own else guess
+    if own:
+        return max(guess, table.kept_bytes(own))
+    return guess
 
 
 def read_tasks(reader: TaskReader, tasks: Sequence[ReadTask], fetching: FetchSettings) -> Generator[pa.RecordBatch]:
@@ -540,4 +550,6 @@ def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> 
 
 def local_path(row_store: str | os.PathLike[str]) -> str:
     """Return the path of a ``file://`` URL; a path as it is."""
-    return parse_address(row_store).path if "://" in str(row_store) else str(row_store)
+    if "://" in str(row_store):
+        return parse_address(row_store).path
+    return str(row_store)

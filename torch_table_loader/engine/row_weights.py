@@ -90,7 +90,9 @@ class RowWeights(RowSums):
     @property
     def samples(self) -> int | None:
         """The samples of an epoch from which nothing is excluded, if the weights or the caller say that."""
-        return self.asked.samples if self._one is None else self.drawn(Remaining(self.sums.rows, _NONE), 0, 0).num_rows
+        if self._one is None:
+            return self.asked.samples
+        return self.drawn(Remaining(self.sums.rows, _NONE), 0, 0).num_rows
 
     @cached_property
     def always_alike(self) -> bool:
@@ -99,7 +101,9 @@ class RowWeights(RowSums):
 
     @property
     def _one(self) -> int | None:
-        return None if self.asked.repeats is None else 1 << REPEAT_BITS
+        if self.asked.repeats is None:
+            return None
+        return 1 << REPEAT_BITS
 
     @property
     def identity(self) -> str:

@@ -133,7 +133,9 @@ def reads_ahead(threads: int) -> int:
     >>> reads_ahead(2), reads_ahead(0)
     (4, 0)
     """
-    return threads + 2 if threads else 0
+    if threads:
+        return threads + 2
+    return 0
 
 
 def window_of_a_lane(row_bytes: int, lanes: int, memory: int) -> int:
@@ -164,7 +166,9 @@ def batches_in_flight(options: LoaderOptions, at_once: int, blocks: tuple[int, i
         block_batches, blocks_ahead = blocks
         return at_once + (2 + (blocks_ahead + SPARE_SLOTS) * 5 // 4) * block_batches
     given = options.prefetch_batches
-    return (2 + BLOCKS_AHEAD) * at_once if given is None else 2 * min(given, at_once) + given
+    if given is None:
+        return (2 + BLOCKS_AHEAD) * at_once
+    return 2 * min(given, at_once) + given
 
 
 def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:

@@ -130,7 +130,9 @@ def _read(state: State) -> SavedState:
 
 
 def _of(state: State, key: str) -> Any:
-    return state[key] if key in state else refuse_missing(key)
+    if key in state:
+        return state[key]
+    return refuse_missing(key)
 
 
 def history_of(stages: Stages) -> list[list[Any]]:

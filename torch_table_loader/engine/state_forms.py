@@ -84,7 +84,9 @@ def checked(form: Form, value: Any, at: str) -> Any:
             fits = type(value) is int and value in form
         case _:
             fits = form == "anything" or (isinstance(form, str) and type(value) in _TYPES[form])
-    return value if fits else refuse(at, _described(form), value)
+    if fits:
+        return value
+    return refuse(at, _described(form), value)
 
 
 def _named(form: Named, value: Any, at: str) -> dict[str, Any]:
@@ -104,7 +106,9 @@ def _named(form: Named, value: Any, at: str) -> dict[str, Any]:
 
 def _of_type(form: Form, value: Any) -> Form:
     """Return the form that a value of its type has, where forms differ by type."""
-    return form.forms.get(type(value), form) if isinstance(form, ByType) else form
+    if isinstance(form, ByType):
+        return form.forms.get(type(value), form)
+    return form
 
 
 def _described(form: Form) -> str:

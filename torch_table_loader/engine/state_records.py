@@ -42,7 +42,9 @@ class StageForms(NamedTuple):
 
     def of(self, *, newest: bool) -> Form:
         """Return the form of the newest stage, or of an earlier one."""
-        return self.newest if newest or self.past is None else self.past
+        if newest or self.past is None:
+            return self.newest
+        return self.past
 
 
 class StateRecord(ABC):

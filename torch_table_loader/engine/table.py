@@ -68,7 +68,9 @@ class Table:
 
     def hints(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         """Return hints for a caller who asked for some columns, or for all (None)."""
-        return (note_of_folders(self.unread_keys),) if self.unread_keys and columns is None else ()
+        if self.unread_keys and columns is None:
+            return (note_of_folders(self.unread_keys),)
+        return ()
 
     def no_column(self, name: str) -> ConfigError:
         """Return the error of a column that is not there, with what may have been meant."""
@@ -193,7 +195,9 @@ class Table:
             if bounds is None:
                 return None
             found.append(bounds)
-        return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+        if found:
+            return (min(low for low, _ in found), max(high for _, high in found))
+        return None
 
     def bounds(self, index: int, column: str) -> tuple[int, int | None, int | None] | None:
         """Return the nulls, least and greatest value of integers in a file; None where its footer is no proof."""
@@ -315,7 +319,9 @@ class Table:
                 sum(stop - start for ranges in reader.ranges(file, meta, [at], names) for start, stop in ranges)
                 for names in (others, meta.schema.names)
             )
-        return 1 - unread / whole if whole else 1.0
+        if whole:
+            return 1 - unread / whole
+        return 1.0
 
     def _in_file(self, index: int, columns: Sequence[str]) -> list[str]:
         """Return the columns that a file's statistics have under the table's own names."""

@@ -171,7 +171,9 @@ def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
 def _list(state: State, key: str) -> list[Any]:
     """Return a list of a state, or of a stage."""
     value = state[key] if key in state else refuse_missing(key)
-    return value if type(value) is list else refuse(key, "a list", value)
+    if type(value) is list:
+        return value
+    return refuse(key, "a list", value)
 
 
 def _places(value: Any, names: tuple[str, ...], at: str, optional: int = 0) -> dict[str, Any]:

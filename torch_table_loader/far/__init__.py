@@ -86,7 +86,9 @@ def connect(protocol: str, options: Mapping[str, Any]) -> Client:
         return S3Client(theirs)
     from torch_table_loader.far.object_store import azure_client, google_client
 
-    return google_client(theirs) if FAMILIES[protocol] == "gs" else azure_client(theirs)
+    if FAMILIES[protocol] == "gs":
+        return google_client(theirs)
+    return azure_client(theirs)
 
 
 def open_cache(folder: str, most_bytes: int) -> DiskCache:

@@ -78,7 +78,9 @@ class RangeKey(NamedTuple):
     @property
     def entry(self) -> str | None:
         """The name of the cache file for this range; None if it must not be cached."""
-        return None if self.file is None else f"{self.file}.{self.start}-{self.stop}.range"
+        if self.file is None:
+            return None
+        return f"{self.file}.{self.start}-{self.stop}.range"
 
 
 class _Found(NamedTuple):
@@ -316,7 +318,9 @@ def _on_disk(num_bytes: int) -> int:
 def _read_total(lock: int) -> int | None:
     """Read the total number of bytes; None if it was not counted yet."""
     text = os.pread(lock, _TOTAL_DIGITS, 0)
-    return int(text) if len(text) == _TOTAL_DIGITS and text.isdigit() else None
+    if len(text) == _TOTAL_DIGITS and text.isdigit():
+        return int(text)
+    return None
 
 
 def _read(file: int, digest: bytes, new: NewBlock, num_bytes: int) -> memoryview | None:
@@ -330,7 +334,9 @@ def _read(file: int, digest: bytes, new: NewBlock, num_bytes: int) -> memoryview
         if more == 0:
             return None
         got += more
-    return data if bytes(head) == _HEAD.pack(_MAGIC, digest, num_bytes, _checksum(data)) else None
+    if bytes(head) == _HEAD.pack(_MAGIC, digest, num_bytes, _checksum(data)):
+        return data
+    return None
 
 
 def _entries(root: Path) -> Iterator[_Found]:

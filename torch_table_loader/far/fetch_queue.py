@@ -122,24 +122,32 @@ class Requests:
     def after(self, request: Request) -> Request | None:
         """Return the next request in the file, which is the order of decoding; None after the last."""
         place = bisect_right(self._starts, request.start)
-        return self._by_start[place] if place < len(self._by_start) else None
+        if place < len(self._by_start):
+            return self._by_start[place]
+        return None
 
     @property
     def whole(self) -> Request | None:
         """The request that brings the whole file, if there is one."""
         first = self._by_start[0]
-        return first if (first.start, first.stop) == (0, self.file.version.num_bytes) else None
+        if (first.start, first.stop) == (0, self.file.version.num_bytes):
+            return first
+        return None
 
     def before_part(self, request: Request) -> list[Request]:
         """Return the requests of the parts before the one that is read now; each is returned once.
 
         Row groups are not such parts: their columns are decoded one after the other, over several row groups.
         """
-        return [] if self._numbers is not None else self._left_behind(self._groups[request.piece].start)
+        if self._numbers is not None:
+            return []
+        return self._left_behind(self._groups[request.piece].start)
 
     def before_group(self, group: int) -> list[Request]:
         """Return the requests that no row group from `group` on needs; each is returned once."""
-        return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))
+        if self._numbers is None:
+            return []
+        return self._left_behind(bisect_left(self._numbers, group))
 
     def _left_behind(self, place: int) -> list[Request]:
         gone: list[Request] = []
@@ -349,7 +357,9 @@ class FetchQueue:
             if not isinstance(job, Request):
                 return job
             if not (job.is_here and self._trusts_cache):
-                return self._sent(job) if may_send(job) else None
+                if may_send(job):
+                    return self._sent(job)
+                return None
             self._hold(job)
             heapq.heappush(self._aside, ((*self._pieces[0][:2], next(self._numbers)), job))
 

@@ -269,7 +269,9 @@ class Fetcher:
 
         job = self._queue.next_job(may_send)
         if not isinstance(job, Request):
-            return None if job is None else partial(self._find, job)
+            if job is None:
+                return None
+            return partial(self._find, job)
         if job.attempts == 1:
             job.began = now
         else:

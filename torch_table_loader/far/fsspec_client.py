@@ -169,7 +169,9 @@ def bare_tag(etag: str | None) -> str | None:
     >>> bare_tag('W/"abc"')
     'abc'
     """
-    return None if etag is None else etag.removeprefix("W/").strip('"') or None
+    if etag is None:
+        return None
+    return etag.removeprefix("W/").strip('"') or None
 
 
 def _nanoseconds(value: Any) -> int | None:

@@ -156,7 +156,9 @@ def proxy_of(url: str, options: Mapping[str, Any]) -> str | None:
         return None
     known = urllib.request.getproxies()
     found = known.get(parts.scheme) or known.get("all")
-    return None if found is None else proxy_url(found)
+    if found is None:
+        return None
+    return proxy_url(found)
 
 
 def open_bucket(kind: Callable[..., B], name: str, seconds: float, config: Any, network: ClientConfig, login: Any) -> B:
@@ -172,7 +174,9 @@ def ca_file(options: Mapping[str, Any]) -> str | None:
     """Return the file of certificate authorities that are trusted in addition to the system's."""
     verify = options.get("verify")
     given = options.get("ca_file") or (verify if isinstance(verify, str | os.PathLike) else None)
-    return os.fspath(given) if given else os.environ.get("AWS_CA_BUNDLE")
+    if given:
+        return os.fspath(given)
+    return os.environ.get("AWS_CA_BUNDLE")
 
 
 def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
@@ -192,7 +196,9 @@ def proxy_url(proxy: Any) -> str:
     'http://me:a%2Fb@proxy:8080'
     """
     if isinstance(proxy, str):
-        return proxy if "://" in proxy else f"http://{proxy}"
+        if "://" in proxy:
+            return proxy
+        return f"http://{proxy}"
     if not isinstance(proxy, Mapping):
         raise ConfigTypeError(f"a proxy must be a URL, or a mapping with host and port, got {type(proxy).__name__}")
     if not proxy.get("host"):

@@ -265,7 +265,9 @@ class RemoteRows:
         """int64[rows], ascending; None if each row's id is its place."""
         if self._known_ids is not None:
             return self._known_ids
-        return self._ids(np.arange(self.num_rows)) if self._keeps_ids else None
+        if self._keeps_ids:
+            return self._ids(np.arange(self.num_rows))
+        return None
 
     def ids(self, places: Ints) -> Ints:
         """Return the row id at each place."""
@@ -282,7 +284,9 @@ class RemoteRows:
         manifest = self._files.manifest
         if self._known_lengths is not None:
             return self._known_lengths
-        return lengths_of(self._whole(LENGTHS), manifest, self._files.origin) if manifest.flat else None
+        if manifest.flat:
+            return lengths_of(self._whole(LENGTHS), manifest, self._files.origin)
+        return None
 
     def _words(self) -> tuple[pa.Array, ...]:
         """Return the distinct strings of the columns that the store has codes of, which one lane fetches for all."""

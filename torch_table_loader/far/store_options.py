@@ -160,7 +160,9 @@ def store_options(protocol: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
         return _settled_s3(options)
     if family == "gs" and "token" in options and not _unknown(family, options):
         login = _google_login(options["token"])
-        return options if login is None else {**_without(options, ["token"]), **login}
+        if login is None:
+            return options
+        return {**_without(options, ["token"]), **login}
     credential = options.get("credential")
     if family == "abfs" and isinstance(credential, str) and not _unknown(family, options):
         options = _without(options, ["credential"])
@@ -222,7 +224,9 @@ def _unknown(family: str, options: Mapping[str, Any]) -> list[str]:
     """Return the options that obstore lacks."""
     own = [name for name in options if name not in _NAMES[family]]
     token = options.get("token") if family == "gs" else None
-    return [*own, "token"] if token is not None and (own or _google_login(token) is None) else own
+    if token is not None and (own or _google_login(token) is None):
+        return [*own, "token"]
+    return own
 
 
 @lru_cache(maxsize=1024)
@@ -235,7 +239,9 @@ def _ours(family: str, name: str) -> str | None:
     if family == "s3" and (other := _OF_OTHERS.match(name.lower())):
         name = name.lower()[other.end() :].replace("-", "_")
     name = _ALIASES[family].get(name) or _ALIASES["all"].get(name) or name
-    return name if name in _NAMES[family] or name in _WITHOUT_EFFECT else None
+    if name in _NAMES[family] or name in _WITHOUT_EFFECT:
+        return name
+    return None
 
 
 def _named(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +321,9 @@ def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
         options["endpoint"] = f"{url.scheme}://{url.netloc}{url.path}".rstrip("/")
     elif scheme != "https":
         options["scheme"] = scheme
-    return _without(options, _KEYS) if options.get("skip_signature") else options
+    if options.get("skip_signature"):
+        return _without(options, _KEYS)
+    return options
 
 
 def _parsed(endpoint: Any, scheme: str) -> SplitResult:
@@ -345,7 +353,9 @@ def _google_login(token: Any) -> dict[str, Any] | None:
     if isinstance(token, str | os.PathLike):
         of_gcsfs = token in ("cache", "browser")
         return None if of_gcsfs else _login_of_file(Path(token).expanduser(), os.fspath(token))
-    return {"credentials": token} if hasattr(token, "refresh") else None
+    if hasattr(token, "refresh"):
+        return {"credentials": token}
+    return None
 
 
 def _login_of_file(path: Path, token: str) -> dict[str, Any] | None:
@@ -362,4 +372,6 @@ def _login_of_file(path: Path, token: str) -> dict[str, Any] | None:
         raise ConfigError("storage_options['token'] names a file that is not the JSON of a Google login") from None
     if kind == "service_account":
         return {"service_account": str(path)}
-    return {"application_credentials": str(path)} if kind == "authorized_user" else None
+    if kind == "authorized_user":
+        return {"application_credentials": str(path)}
+    return None

@@ -163,7 +163,9 @@ def as_it_is_now(at: TableAddress) -> TableAddress:
     """Reload a pyiceberg Table if it has a catalog; a name stays a name."""
     table = at.table
     known = isinstance(table, Table) and not isinstance(table, StaticTable)
-    return replace(at, table=_from_catalog(table.name(), table.catalog, at.catalog)) if known else at
+    if known:
+        return replace(at, table=_from_catalog(table.name(), table.catalog, at.catalog))
+    return at
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,9 @@ class _Reloading:
 def _reloading(table: Any, catalog_config: Any, service: Service) -> _Reloading | None:
     known = isinstance(table, str | tuple) and isinstance(catalog_config, str | Mapping)
     config = dict(catalog_config) if isinstance(catalog_config, Mapping) else catalog_config
-    return _Reloading(table, config, service) if known else None
+    if known:
+        return _Reloading(table, config, service)
+    return None
 
 
 def _storage_properties(found: Table) -> dict[str, Any]:
@@ -289,7 +293,9 @@ def _loaded(name: str, properties: Mapping[str, Any], service: Service) -> Catal
     attempts = service.attempts(partial(_error_text, properties=known))
 
     def load() -> Catalog:
-        return LimitedRestCatalog(name, **known) if is_rest(known) else load_catalog(name, **properties)
+        if is_rest(known):
+            return LimitedRestCatalog(name, **known)
+        return load_catalog(name, **properties)
 
     try:
         return attempts.make(load)
@@ -377,7 +383,9 @@ def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     text = _QUOTED.sub(r"\1, which is not shown", Service.scrubbed(text, properties))
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
+    if len(text) <= _MOST_TEXT:
+        return text
+    return f"{text[:_MOST_TEXT]}…"
 
 
 def is_folder(location: str) -> bool:

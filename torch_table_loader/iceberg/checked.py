@@ -27,7 +27,9 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= 1 << 128:
         return "a number of very many digits"
     text = repr(value) if not isinstance(value, dict | list) else f"a {type(value).__name__} of {len(value)}"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    if len(text) <= _SHOWN:
+        return text
+    return text[:_SHOWN] + "…"
 
 
 def unfit(place: str, expected: str, value: Any) -> ValueError:

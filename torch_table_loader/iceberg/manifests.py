@@ -148,7 +148,9 @@ def _holds(block: bytes, codec: str) -> int:
         "zstandard": _zstd,
     }
     make = decompressors.get(codec)
-    return len(block) if make is None else len(make().decompress(block, _MOST_BLOCK_BYTES + 1))
+    if make is None:
+        return len(block)
+    return len(make().decompress(block, _MOST_BLOCK_BYTES + 1))
 
 
 def _zstd() -> Any:
@@ -218,7 +220,9 @@ def _takes_bytes(kind: Any, empty: set[Any]) -> bool:
         return isinstance(kind, list) or kind not in empty
     if kind.get("type") == "record":
         return any(_takes_bytes(field["type"], empty) for field in kind["fields"])
-    return bool(kind.get("size")) if kind.get("type") == "fixed" else _takes_bytes(kind.get("type"), empty)
+    if kind.get("type") == "fixed":
+        return bool(kind.get("size"))
+    return _takes_bytes(kind.get("type"), empty)
 
 
 Spans = tuple[tuple[int, Facts], ...]
@@ -309,7 +313,9 @@ def partition_key(values: tuple[Any, ...]) -> Hashable:
     >>> partition_key((0.0,)) == partition_key((-0.0,)), partition_key((1, "a"))
     (False, (1, 'a'))
     """
-    return repr(values) if any(isinstance(value, float) for value in values) else values
+    if any(isinstance(value, float) for value in values):
+        return repr(values)
+    return values
 
 
 def list_manifests(storage: TableStorage, snapshot: Snapshot) -> list[Manifest]:
@@ -358,11 +364,15 @@ def _manifest(row: Mapping[str, Any]) -> Manifest:
 def _count(row: Mapping[str, Any], name: str) -> int | None:
     """Read a count, which some writers name differently."""
     name = name if name in row else name.replace("_files_", "_data_files_")
-    return None if row.get(name) is None else whole(row[name], name)
+    if row.get(name) is None:
+        return None
+    return whole(row[name], name)
 
 
 def _maybe(row: Mapping[str, Any], name: str) -> int | None:
-    return None if row.get(name) is None else whole(row[name], name, 0)
+    if row.get(name) is None:
+        return None
+    return whole(row[name], name, 0)
 
 
 def read_manifests(

@@ -84,7 +84,9 @@ _ZONE = re.compile(r"(?:Z|[+-]\d\d:\d\d)$")
 
 def _fixed(kind: str) -> pa.DataType | None:
     match = _FIXED.fullmatch(kind)
-    return pa.binary(int(match[1])) if match and 0 < int(match[1]) <= _MOST_FIXED else None
+    if match and 0 < int(match[1]) <= _MOST_FIXED:
+        return pa.binary(int(match[1]))
+    return None
 
 
 _TYPES = Types(_PRIMITIVES, _fixed)
@@ -280,7 +282,9 @@ _Text = Annotated[str, Field(min_length=1)]
 
 def _number(value: Any) -> Any:
     """Read a count in a summary, where values are texts."""
-    return int(value) if isinstance(value, str) and value.isascii() and value.lstrip("-").isdigit() else value
+    if isinstance(value, str) and value.isascii() and value.lstrip("-").isdigit():
+        return int(value)
+    return value
 
 
 class _Part(BaseModel):
@@ -433,11 +437,15 @@ class TableMetadata:
     def current_schema_id(self) -> int:
         """The id of the table's current schema."""
         current = self._parsed.current_schema_id
-        return next(iter(self.schemas)) if not self._parsed.schemas or current is None else current
+        if not self._parsed.schemas or current is None:
+            return next(iter(self.schemas))
+        return current
 
     @property
     def _current(self) -> int:
-        return NO_SNAPSHOT if self._parsed.current_snapshot_id is None else self._parsed.current_snapshot_id
+        if self._parsed.current_snapshot_id is None:
+            return NO_SNAPSHOT
+        return self._parsed.current_snapshot_id
 
     def snapshot(
         self,

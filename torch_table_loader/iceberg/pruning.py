@@ -104,7 +104,9 @@ class _Leaf:
     def of_value(self, value: Any, transform: str) -> Facts | None:
         """Return what a partition value says of the column; None if nothing."""
         if value is None:
-            return None if transform == "void" else Facts.of_value(pa.scalar(None), self.arrow)
+            if transform == "void":
+                return None
+            return Facts.of_value(pa.scalar(None), self.arrow)
         if isinstance(value, float) and math.isnan(value):
             return Facts(nulls=False, values=False)
         if _is_of_the_column(transform):
@@ -128,7 +130,9 @@ class _Leaf:
         bounded = summary.get("lower_bound") is not None or summary.get("upper_bound") is not None
         empty = not bounded and (nulls or summary.get("contains_nan") is True)
         found = Facts(nulls=nulls, nans=nans, values=not empty)
-        return found if low is None or high is None else self._between(low, high, transform, found)
+        if low is None or high is None:
+            return found
+        return self._between(low, high, transform, found)
 
     def _between(self, low: Any, high: Any, transform: str, found: Facts) -> Facts:
         """Add to facts that what a transform makes of the column's values lies between two values."""
@@ -142,14 +146,18 @@ class _Leaf:
         if match[1] == "truncate":
             return _truncated(number, low, high, self.arrow, found)
         buckets = _buckets(number, self.kind)
-        return found if buckets is None else found._replace(holds=lambda value: low <= buckets(value) <= high)
+        if buckets is None:
+            return found
+        return found._replace(holds=lambda value: low <= buckets(value) <= high)
 
 
 def _truncated(width: int, low: Any, high: Any, kind: pa.DataType, found: Facts) -> Facts:
     """Add to facts that values, truncated to a width, lie between two."""
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         wraps = pa.types.is_integer(kind) and _may_wrap(low, high, width)
-        return found if wraps else found._replace(low=low, high=high + width - 1)
+        if wraps:
+            return found
+        return found._replace(low=low, high=high + width - 1)
     if not isinstance(low, str):
         return found._replace(low=low)
     return found._replace(low=low, high=_after_prefix(high), holds=lambda value: low <= value[:width] <= high)
@@ -214,7 +222,9 @@ def _after_prefix(prefix: str) -> str | None:
     ('ac', None)
     """
     last = ord(prefix[-1]) + 1 if prefix else 0x110000
-    return prefix[:-1] + chr(0xE000 if last == 0xD800 else last) if last < 0x110000 else None
+    if last < 0x110000:
+        return prefix[:-1] + chr(0xE000 if last == 0xD800 else last)
+    return None
 
 
 def _leaves(fields: Sequence[Mapping[str, Any]], arrow: Any, above: _Path, *, required: bool = True) -> Iterator[_Leaf]:
@@ -253,7 +263,9 @@ def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: TableSch
     rows = expression_to_pyarrow(bound_filter, ice)
     if isinstance(rows, bool) or not isinstance(rows, pc.Expression):
         rows = pc.scalar(bool(rows))
-    return rows if filters is None else filters & rows
+    if filters is None:
+        return rows
+    return filters & rows
 
 
 def iceberg_schema(schema: TableSchema) -> Schema:

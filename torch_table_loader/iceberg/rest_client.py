@@ -326,7 +326,9 @@ def is_rest(properties: Mapping[str, Any]) -> bool:
     kind, uri = properties.get("type"), properties.get("uri")
     if not isinstance(uri, str) or "py-catalog-impl" in properties:
         return False
-    return uri.startswith("http") if not kind else isinstance(kind, str) and kind.lower() == "rest"
+    if not kind:
+        return uri.startswith("http")
+    return isinstance(kind, str) and kind.lower() == "rest"
 
 
 def _seconds(properties: Mapping[str, Any], name: str, otherwise: float) -> float:

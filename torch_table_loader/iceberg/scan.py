@@ -85,7 +85,9 @@ class Naming:
             root, path = shown_url(root), shown_url(path)
         if path.startswith(root):
             return path[len(root) :]
-        return path.partition("://")[2].lstrip("/") if "://" in path else path.partition(":")[2].lstrip("/") or path
+        if "://" in path:
+            return path.partition("://")[2].lstrip("/")
+        return path.partition(":")[2].lstrip("/") or path
 
     def is_unpartitioned(self, entry: Entry) -> bool:
         """Return whether an entry's spec has no field that divides rows."""
@@ -284,7 +286,9 @@ def only_path(entry: Entry) -> str | None:
     """Return the one data file that a position delete file names, if the manifest has it."""
     info = entry.deletes
     if info is None or info.target is not None:
-        return None if info is None else info.target
+        if info is None:
+            return None
+        return info.target
     low, high = info.paths
     if low is None or low != high:
         return None
@@ -373,7 +377,9 @@ def bound(data: bytes | None, kind: str) -> Any:
     if kind == "string":
         with suppress(UnicodeDecodeError):
             return bytes(data).decode()
-    return bytes(data) if kind == "binary" or kind.startswith("fixed") else None
+    if kind == "binary" or kind.startswith("fixed"):
+        return bytes(data)
+    return None
 
 
 def may_meet(some: Spans, others: Spans) -> bool:

@@ -58,4 +58,6 @@ class ResumeOnAnyRanks(Callback):
 
 def _loaders_of(trainer: Trainer) -> list[TableLoader]:
     combined: Any = trainer.fit_loop._combined_loader
-    return [] if combined is None else [loader for loader in combined.flattened if isinstance(loader, TableLoader)]
+    if combined is None:
+        return []
+    return [loader for loader in combined.flattened if isinstance(loader, TableLoader)]

@@ -123,7 +123,9 @@ class TableTrainerMixin:
         """Evaluate, and count rows where the Trainer would count the batches of a table."""
         output = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
         is_table = isinstance(dataloader, TableLoader)
-        return output._replace(num_samples=self.num_examples(dataloader)) if is_table else output
+        if is_table:
+            return output._replace(num_samples=self.num_examples(dataloader))
+        return output
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Train on a batch without the mark of padding, which models do not take."""
@@ -165,7 +167,9 @@ class TableTrainerMixin:
 
     def _init_training_state(self, *args: Any, **options: Any) -> tuple[int, int]:
         epochs, steps = super()._init_training_state(*args, **options)  # type: ignore[misc]
-        return (epochs, steps) if self._resumed is None else (self._resumed.epoch, self._resumed.trained)
+        if self._resumed is None:
+            return (epochs, steps)
+        return (self._resumed.epoch, self._resumed.trained)
 
     def _run_epoch(self, *, epoch: int, train_dataloader: TableLoader, **numbers: Any) -> None:
         resumed, batches = self._resumed, train_dataloader

@@ -415,7 +415,9 @@ class BudgetBatches(GlobalBatches):
         numbers = np.asarray(steps, dtype=np.int64)
         at = self._before + self.rank + self.topology.num_ranks * numbers[numbers < self.full_steps]
         sizes = self.order.edges[at + 1] - self.order.edges[at]
-        return sizes if len(sizes) == len(numbers) else np.append(sizes, len(self.tail.places))
+        if len(sizes) == len(numbers):
+            return sizes
+        return np.append(sizes, len(self.tail.places))
 
     @property
     @override
@@ -454,7 +456,9 @@ class BudgetBatches(GlobalBatches):
     @override
     def consumed(self, steps: int) -> int:
         if self.longest <= steps:
-            return self.total if self.longest else self.start
+            if self.longest:
+                return self.total
+            return self.start
         return int(self.order.edges[self._before + steps * self.topology.num_ranks])
 
     @override

@@ -192,7 +192,9 @@ class Deal:
         found = int(np.searchsorted(counts, turn, side="right")) - 1
         low, left = int(blocks[found]), turn - int(counts[found])
         slots = np.flatnonzero(_sources(self, low) == source)
-        return low * self.block_rows + int(slots[left]) if left < len(slots) else self.end
+        if left < len(slots):
+            return low * self.block_rows + int(slots[left])
+        return self.end
 
     def portion(self, source: int, left: int, rows: int, number: int) -> Portion:
         """Deal a round of a source: a part of the stage in which each of its rows comes once.

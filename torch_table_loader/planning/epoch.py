@@ -72,7 +72,9 @@ class CutEpoch:
             left = self.consumed.left_of(whole, self.segments.bases)
             whole = Runs.concat([self.consumed.units(len(self.segments.splits)), left])
         drops = self.by_file and self.topology.drop_last
-        return full_batches(whole, self.topology.batch_size) if drops else whole
+        if drops:
+            return full_batches(whole, self.topology.batch_size)
+        return whole
 
     @cached_property
     def rows_of_ranks(self) -> NDArray[np.int64]:
@@ -126,17 +128,23 @@ class CutEpoch:
         return self._in_rows(rank_runs(self._shared, self._sliced, self._sharing, rank))
 
     def _in_rows(self, shared: Runs) -> Runs:
-        return in_rows(shared, self.runs, self.topology.batch_size) if self.by_file else shared
+        if self.by_file:
+            return in_rows(shared, self.runs, self.topology.batch_size)
+        return shared
 
     @cached_property
     def _shared(self) -> Runs:
         """What ranks share: rows, or batches if batches end with splits."""
-        return in_units(self.runs, self.topology.batch_size) if self.by_file else self.runs
+        if self.by_file:
+            return in_units(self.runs, self.topology.batch_size)
+        return self.runs
 
     @cached_property
     def _sharing(self) -> Topology:
         """The topology of the job, applied to what ranks share."""
-        return shared_in_units(self.topology) if self.by_file else self.topology
+        if self.by_file:
+            return shared_in_units(self.topology)
+        return self.topology
 
     @cached_property
     def _shares(self) -> NDArray[np.int64]:
@@ -255,4 +263,6 @@ def uneven_steps(steps: Sequence[int]) -> str | None:
     if len(set(steps)) <= 1:
         return None
     shown = ", ".join(map(str, steps[:16]))
-    return shown if len(steps) <= 16 else f"{shown}, … ({min(steps)} to {max(steps)} over {len(steps)} ranks)"
+    if len(steps) <= 16:
+        return shown
+    return f"{shown}, … ({min(steps)} to {max(steps)} over {len(steps)} ranks)"

@@ -30,7 +30,9 @@ def batch_ends(runs: Runs, size: int) -> NDArray[np.int64]:
 
 def num_batches(runs: Runs, size: int) -> int:
     """Count the batches of all pieces."""
-    return int(batch_ends(runs, size)[-1]) if len(runs) else 0
+    if len(runs):
+        return int(batch_ends(runs, size)[-1])
+    return 0
 
 
 def first_row(runs: Runs, size: int, batch: int) -> int:

@@ -159,7 +159,9 @@ class GlobalBatches:
         """
         if not 0 <= number < self.steps:
             raise ConfigError(f"step must be in [0, {self.steps}), got {number}")
-        return self.tail if number == self.full_steps else self.full_step(number)
+        if number == self.full_steps:
+            return self.tail
+        return self.full_step(number)
 
     def full_step(self, number: int) -> StepPlaces:
         """Return what a step below `full_steps` takes."""
@@ -239,7 +241,9 @@ def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: i
             f"global_batch_size must be a multiple of num_ranks={num_ranks}{times}, got {global_batch_size}; "
             f"the nearest is {near}"
         )
-    return whole if batch_size is None else batch_size
+    if batch_size is None:
+        return whole
+    return batch_size
 
 
 def concat_places(parts: list[StepPlaces]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

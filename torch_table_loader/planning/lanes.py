@@ -125,7 +125,9 @@ class RankPlan:
 
     def first_batch_of(self, lane: int, piece: int) -> int:
         """Count the batches of a lane before the one that a piece begins, if batches end with pieces."""
-        return int(batch_ends(self.lanes[lane], self.batch_size)[piece - 1]) if piece else 0
+        if piece:
+            return int(batch_ends(self.lanes[lane], self.batch_size)[piece - 1])
+        return 0
 
     def piece_rows(self, lane: int, start: int) -> Iterator[int]:
         """Yield the rows of each non-empty piece that a lane reads after `start` batches of it.
@@ -247,11 +249,15 @@ class RankPlan:
 
     def _first_row(self, lane: int, batch: int) -> int:
         """Count the rows of a lane before one of its own batches."""
-        return first_row(self.lanes[lane], self.batch_size, batch) if self.by_file else batch * self.batch_size
+        if self.by_file:
+            return first_row(self.lanes[lane], self.batch_size, batch)
+        return batch * self.batch_size
 
     def _tail_row(self, stream: Runs, tail: int) -> int:
         """Count the rows before a tail batch."""
-        return first_row(stream, self.batch_size, tail) if self.by_file else tail * self.batch_size
+        if self.by_file:
+            return first_row(stream, self.batch_size, tail)
+        return tail * self.batch_size
 
     def _tail_stream(self) -> tuple[Runs, Runs]:
         tails = self.tails()

@@ -54,7 +54,9 @@ class ListedFiles(Sequence["DataFile"]):
     def __getitem__(self, index: int | slice) -> DataFile | tuple[DataFile, ...]:
         """Return one file, or several."""
         places = range(len(self))[index]
-        return self.make(places) if isinstance(places, int) else tuple(map(self.make, places))
+        if isinstance(places, int):
+            return self.make(places)
+        return tuple(map(self.make, places))
 
 
 def packed(files: Sequence[DataFile]) -> ListedFiles:

@@ -46,7 +46,9 @@ class MixedPosition(StagedPosition):
     @property
     def total(self) -> int:
         """Samples of the epoch; `ENDLESS` if it has no end."""
-        return ENDLESS if self.deal.total == ENDLESS else self.start + self.deal.total
+        if self.deal.total == ENDLESS:
+            return ENDLESS
+        return self.start + self.deal.total
 
     @property
     def consumed(self) -> int:
@@ -57,7 +59,9 @@ class MixedPosition(StagedPosition):
     def steps_until_drop(self) -> int | None:
         """Steps of the newest stage after which sources are dropped; None: none are, or the epoch ends before."""
         deal = self.deal
-        return deal.until // deal.step_rows if 0 < deal.until < deal.total else None
+        if 0 < deal.until < deal.total:
+            return deal.until // deal.step_rows
+        return None
 
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the newest stage for a rank; padding repeats from the stage's start."""

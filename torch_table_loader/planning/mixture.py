@@ -158,7 +158,9 @@ class Mixture:
         """Return whether the sources and their newest weights are these; a word stands for natural shares."""
         if self.names != tuple(sorted(names)):
             return False
-        return self.natural if isinstance(weights, str) else not self.natural and self.weights == weights
+        if isinstance(weights, str):
+            return self.natural
+        return not self.natural and self.weights == weights
 
     def reweighted(self, place: int, weights: Mapping[str, float]) -> Mixture:
         """Change the weights from a place on; return the same mixture if the weights do not change.
@@ -301,7 +303,9 @@ class Mixture:
             ends = ENDLESS if following is None else following.shares.start
             if own and (found := part.place_of_limits(own, all_of_them=all_of_them)) <= ends:
                 return found
-        return ENDLESS if any(parts[-1].shares.weights) else parts[-1].shares.start
+        if any(parts[-1].shares.weights):
+            return ENDLESS
+        return parts[-1].shares.start
 
     def place_of_limits(self, limits: Mapping[int, int], *, all_of_them: bool = False) -> int:
         """Return the place before which no source comes oftener than its limit; at the earliest, the shares' start.

@@ -80,7 +80,9 @@ def _rows(
 def _length(span: RowSpan | LiveSpan | SourceRow) -> int:
     if isinstance(span, RowSpan):
         return span.row_stop - span.row_start
-    return span.last - span.first + 1 if isinstance(span, LiveSpan) else 1
+    if isinstance(span, LiveSpan):
+        return span.last - span.first + 1
+    return 1
 
 
 def _starts(

@@ -190,7 +190,9 @@ class _Feistel:
 
     def forward(self, positions: Ints) -> Ints:
         items = self._map(positions)
-        return np.bitwise_xor(items, items < np.int64(2), out=items) if self._swap else items
+        if self._swap:
+            return np.bitwise_xor(items, items < np.int64(2), out=items)
+        return items
 
     def _map(self, numbers: Ints) -> Ints:
         """Replace the numbers, all of them in the domain, by the numbers in [0, n) that they lead to."""

@@ -89,7 +89,9 @@ class Topology:
     @property
     def mixing(self) -> Mixing | None:
         """How splits are mixed, if they are."""
-        return self.shuffle_buffer_size if isinstance(self.shuffle_buffer_size, Mixing) else None
+        if isinstance(self.shuffle_buffer_size, Mixing):
+            return self.shuffle_buffer_size
+        return None
 
     def window_of(self, rows: int) -> int | None:
         """Return the rows of a shuffle window of a lane, for a rank of so many rows."""
@@ -104,7 +106,9 @@ class Topology:
 
     def batches(self, rows: int) -> int:
         """Return the number of batches for so many rows of a rank."""
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        if self.drop_last:
+            return rows // self.batch_size
+        return -(-rows // self.batch_size)
 
 
 MOST_SPLITS = 1024
@@ -146,7 +150,9 @@ def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64
     >>> rank_rows(np.array([30, 20, 20]), Topology(3, 1, 4, even_ranks="balance")).tolist()
     [24, 23, 23]
     """
-    return _balanced(sliced) if topology.even_ranks == "balance" else sliced
+    if topology.even_ranks == "balance":
+        return _balanced(sliced)
+    return sliced
 
 
 def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: int) -> Runs:

@@ -183,7 +183,9 @@ class Rounds:
     def _round_of(self, rest: Rest, had: int, width: int) -> int:
         """Return the round of the item after so many items of a stage, counted from the open round."""
         left = items_of(rest.left, width)
-        return 0 if had < left else 1 + (had - left) // self.items(width)
+        if had < left:
+            return 0
+        return 1 + (had - left) // self.items(width)
 
 
 def items_of(rows: int, width: int) -> int:

@@ -86,7 +86,9 @@ class Runs:
     @property
     def num_rows(self) -> int:
         """Rows of all pieces."""
-        return int(self.ends[-1]) if len(self.ends) else 0
+        if len(self.ends):
+            return int(self.ends[-1])
+        return 0
 
     def slice(self, start: int, stop: int) -> Runs:
         """Return the rows [start, stop), counted over all pieces; `stop` is clipped."""

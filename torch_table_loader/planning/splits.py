@@ -385,7 +385,9 @@ def shown(value: object) -> str:
     '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,…'
     """
     text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    if len(text) <= _SHOWN:
+        return text
+    return text[:_SHOWN] + "…"
 
 
 def _row(value: object, who: str) -> int:

@@ -241,7 +241,9 @@ class SamplePosition(Position):
     @property
     def weights(self) -> tuple[int, Mapping[str, int]] | None:
         """The first sample to which a mixture's weights apply, and the weights by name; None without a mixture."""
-        return None if self.mixture is None else (self.consumed, self.mixture.weights)
+        if self.mixture is None:
+            return None
+        return (self.consumed, self.mixture.weights)
 
     @property
     def mixed(self) -> Mixture:
@@ -252,7 +254,9 @@ class SamplePosition(Position):
     @property
     def consumed(self) -> int:
         """Samples that the job has taken."""
-        return self.batches(0).consumed(self.stage.steps) if self.stage.steps else self.start
+        if self.stage.steps:
+            return self.batches(0).consumed(self.stage.steps)
+        return self.start
 
     @property
     def tokens(self) -> int:
@@ -262,7 +266,9 @@ class SamplePosition(Position):
     @property
     def begins(self) -> int:
         """The sample from which the newest shares of a mixture count; 0 without a mixture."""
-        return 0 if self.mixture is None else self.mixture.shares.start
+        if self.mixture is None:
+            return 0
+        return self.mixture.shares.start
 
     def history(self) -> list[dict[str, Any]]:
         """Write one stage, with all steps of the epoch, the samples they took, and tables before this one.
@@ -339,7 +345,9 @@ class SamplePosition(Position):
         if at == self.total and mixture.names == tuple(sorted(self.rows)):
             return self
         mixture = mixture.of_what_is_left(at, self.rows) if weights is None else mixture.reweighted(at, weights)
-        return self if mixture is self.mixture else self.mixed_anew(mixture, stop, coming)
+        if mixture is self.mixture:
+            return self
+        return self.mixed_anew(mixture, stop, coming)
 
     def mixed_anew(
         self, mixture: Mixture, stop: Stop | StopWord, coming: frozenset[str] = frozenset(), **changes: Any

@@ -206,7 +206,9 @@ def _form(given: Any) -> Form:
                 f"generate must take (files, num_workers, epoch) or (files, num_workers, epoch, num_ranks, rank), "
                 f"got {type(given).__name__}.generate{signature}"
             )
-        return "generator_with_ranks" if "rank" in calling[0] + calling[1] else "generator"
+        if "rank" in calling[0] + calling[1]:
+            return "generator_with_ranks"
+        return "generator"
     if not callable(given):
         raise ConfigTypeError(
             f"split_strategy must be a callable that cuts files into splits, an object with generate(), or the name "

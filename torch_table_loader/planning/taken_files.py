@@ -59,7 +59,9 @@ class PlannedFiles:
     def _rows(self, lane: int, batches: int) -> Runs:
         """Return the rows of a lane's first batches, in the order of delivery, without padding."""
         body, tails = self.plan.delivered(lane, batches)
-        return tails if body is None else Runs.concat([body.runs.slice(0, body.skip), tails])
+        if body is None:
+            return tails
+        return Runs.concat([body.runs.slice(0, body.skip), tails])
 
 
 def _row_bytes(segments: SegmentTable) -> NDArray[np.float64]:

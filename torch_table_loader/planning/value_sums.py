@@ -164,7 +164,9 @@ class ValueSums:
         if not self.count or (self.below and self.above):
             return math.nan
         if self.below or self.above:
-            return math.inf if self.above else -math.inf
+            if self.above:
+                return math.inf
+            return -math.inf
         return _as_float(Fraction(self.total, self.count << _UNIT))
 
     @property

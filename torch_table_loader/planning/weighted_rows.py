@@ -155,7 +155,9 @@ class WeightedRows:
         """Return how many samples an epoch has."""
         if self.samples is not None:
             return self.samples
-        return left if self.one is None else (2 * weight + self.one) // (2 * self.one)
+        if self.one is None:
+            return left
+        return (2 * weight + self.one) // (2 * self.one)
 
     def select(self, ranks: Ints, rounds: Ints | int = 0) -> Ints:
         """Return the row of each sample.

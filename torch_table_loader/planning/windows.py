@@ -130,7 +130,9 @@ class Dealing:
         for start, first, stop in self.blocks(0, self.runs):
             order[:, start : start + stop - first] = rows[:, first:stop]
         flat: NDArray[np.int64] = order.reshape(-1)
-        return flat if len(flat) == self.length else flat[flat < self.length]
+        if len(flat) == self.length:
+            return flat
+        return flat[flat < self.length]
 
     def rows(self, first: int, stop: int) -> NDArray[np.int64]:
         """Return the row that each batch gets of some runs: int64[batches, runs]."""

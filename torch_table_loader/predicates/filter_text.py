@@ -137,7 +137,9 @@ class _Text:
         if self._is("is"):
             none = self._is("not")
             self._want("null")
-            return ~column.is_null() if none else column.is_null()
+            if none:
+                return ~column.is_null()
+            return column.is_null()
         if (sign := self._next()) in _OPERATORS:
             self._at += 1
             return _OPERATORS[sign](column, self._value())
@@ -156,7 +158,9 @@ class _Text:
             self._fail(f"expected in, between or like after not, got {self._shown()}")
         else:
             return column
-        return ~found if negated else found
+        if negated:
+            return ~found
+        return found
 
     def _column(self) -> pc.Expression:
         token = self._take("a column")
@@ -164,7 +168,9 @@ class _Text:
             return pc.field(_unquoted(token))
         if token.lower() in _WORDS or token in _SIGNS:
             self._fail(f"expected a column, got {token!r}")
-        return pc.field(*token.split(".")) if "." in token else pc.field(token)
+        if "." in token:
+            return pc.field(*token.split("."))
+        return pc.field(token)
 
     def _value(self) -> Any:
         token = self._take("a value")
@@ -192,10 +198,14 @@ class _Text:
         return value
 
     def _next(self) -> str | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
+        if self._at < len(self._tokens):
+            return self._tokens[self._at]
+        return None
 
     def _shown(self) -> str:
-        return "the end" if (token := self._next()) is None else repr(token)
+        if (token := self._next()) is None:
+            return "the end"
+        return repr(token)
 
     def _take(self, what: str) -> str:
         if (token := self._next()) is None:
@@ -231,7 +241,9 @@ def _whole(number: str | int) -> Any:
     if 0 <= found < 1 << 64:
         return pa.scalar(found, pa.uint64())
     if abs(found) >= 10**76:
-        return float(found) if abs(found) < 1 << 1023 else math.copysign(math.inf, found)
+        if abs(found) < 1 << 1023:
+            return float(found)
+        return math.copysign(math.inf, found)
     return pa.scalar(Decimal(found))
 
 
@@ -277,13 +289,17 @@ def _time(text: str) -> Any:
 
 def _joined(join: Callable[[Any, Any], Any], terms: Sequence[pc.Expression]) -> pc.Expression:
     """Join terms, from left to right where they are few: what reads an expression calls itself for each level."""
-    return reduce(join, terms) if len(terms) <= _TERMS_IN_ORDER else _balanced(join, terms)
+    if len(terms) <= _TERMS_IN_ORDER:
+        return reduce(join, terms)
+    return _balanced(join, terms)
 
 
 def _balanced(join: Callable[[Any, Any], Any], terms: Sequence[pc.Expression]) -> pc.Expression:
     """Join terms in a tree that is as deep as the logarithm of their number."""
     half = len(terms) // 2
-    return join(_balanced(join, terms[:half]), _balanced(join, terms[half:])) if half else terms[0]
+    if half:
+        return join(_balanced(join, terms[:half]), _balanced(join, terms[half:]))
+    return terms[0]
 
 
 def _of_tuples(given: Sequence[Any]) -> pc.Expression:
@@ -344,7 +360,9 @@ def _unquoted(token: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 def all_of(given: Sequence[Any]) -> pc.Expression:

@@ -58,7 +58,9 @@ def fitted(filters: pc.Expression, schema: pa.Schema) -> pc.Expression:
     except UnknownFormError:
         return filters
     found = _Rewriting(without_run_ends(schema)).node(tree)
-    return filters if found is tree else write(found)
+    if found is tree:
+        return filters
+    return write(found)
 
 
 class _Rewriting:
@@ -80,7 +82,9 @@ class _Rewriting:
             node = replace(node, arguments=tuple(arguments))
         if node.function in SWAPPED:
             return self._comparison(node)
-        return self._is_in(node) if node.function == "is_in" else node
+        if node.function == "is_in":
+            return self._is_in(node)
+        return node
 
     def _readable(self, node: Field, function: str) -> Node:
         kind = None if function in _ANY_TYPE else self._type(node)
@@ -163,7 +167,9 @@ def _always(argument: Node, *, holds: bool) -> Node:
     """Return what is true, or false, wherever a value is not null, and else null."""
     is_null = replace(_call("is_null"), arguments=(argument,))
     never = Call("and_kleene", (is_null, Literal(pa.scalar(None, pa.bool_()))), None)
-    return Call("invert", (never,), None) if holds else never
+    if holds:
+        return Call("invert", (never,), None)
+    return never
 
 
 def _cast(node: Node, kind: pa.DataType) -> Node:
@@ -192,7 +198,9 @@ def _constant(node: Node) -> pa.Scalar | None:
     """Return the value of a literal, or of a cast of one; None for any other node."""
     if isinstance(node, Literal):
         value = node.value
-        return pa.scalar(value.as_py(), plain_type(value.type)) if pt.is_dictionary(value.type) else value
+        if pt.is_dictionary(value.type):
+            return pa.scalar(value.as_py(), plain_type(value.type))
+        return value
     if isinstance(node, Call) and node.function == "cast" and node.options is not None:
         inner = _constant(node.arguments[0])
         try:

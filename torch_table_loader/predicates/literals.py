@@ -113,7 +113,9 @@ def _number(value: pa.Scalar) -> _Number:
     """
     if _family(value.type) == _NUMBER:
         found = value.as_py()
-        return float(found) if isinstance(found, float) and not math.isfinite(found) else Fraction(found)
+        if isinstance(found, float) and not math.isfinite(found):
+            return float(found)
+        return Fraction(found)
     return Fraction(value.value) / _grid(value.type).per_unit
 
 
@@ -147,7 +149,9 @@ def _fit_whole(number: _Number, kind: pa.DataType) -> Fit:
     grid = _grid(kind)
     if isinstance(number, float):
         ends = _scalar(grid.low, kind), _scalar(grid.high, kind)
-        return Fit(ends[1], None) if number > 0 else Fit(None, ends[0])
+        if number > 0:
+            return Fit(ends[1], None)
+        return Fit(None, ends[0])
     place = number * grid.per_unit
     low, high = math.floor(place), math.ceil(place)
     if low == high and grid.low <= low <= grid.high:
@@ -216,7 +220,9 @@ def _members_at_once(members: pa.Array, own: pa.DataType, kind: pa.DataType) -> 
         return members.cast(kind)
     if pt.is_floating(own) and pt.is_integer(kind):
         few = pc.all(pc.less(pc.abs(members), float(1 << 53))).as_py()
-        return members.cast(kind) if few else None
+        if few:
+            return members.cast(kind)
+        return None
     if not (pt.is_floating(own) and pt.is_floating(kind)):
         return None
     rounded = members.cast(kind, safe=False)
@@ -229,4 +235,6 @@ def _as(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
         return value
     near = fit(value, kind)
     same = None if near is None or near.low is not near.high else near.low
-    return same if same is not None and same.type == kind else None
+    if same is not None and same.type == kind:
+        return same
+    return None

@@ -69,7 +69,9 @@ def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Mapping[int
 def _names_in(schema: pa.Schema, columns: FileColumns) -> NamedIds | None:
     """Return the names by which the columns of a file are found; None for the ids that it holds itself."""
     table = columns.table
-    return table.names if table.by_name or not _has_ids(schema) else None
+    if table.by_name or not _has_ids(schema):
+        return table.names
+    return None
 
 
 def _places(fields: Sequence[pa.Field], names: NamedIds | None) -> Mapping[int, int]:
@@ -96,7 +98,9 @@ def _has_ids(fields: Iterable[pa.Field]) -> bool:
 def _inside_of(names: NamedIds, name: str) -> NamedIds | None:
     """Return the names inside a column."""
     entry = names.ids.get(name)
-    return None if entry is None else entry[1]
+    if entry is None:
+        return None
+    return entry[1]
 
 
 def plan_by_id(
@@ -129,7 +133,9 @@ def plan_by_id(
 def lineage_of(columns: FileColumns, wanted: Sequence[tuple[str, Column]]) -> tuple[int | None, ...]:
     """Return what decides the values of columns of row lineage; empty if none of them is wanted."""
     lineage = any(column.lineage for _, column in wanted)
-    return (columns.first_row_id, columns.sequence_number) if lineage else ()
+    if lineage:
+        return (columns.first_row_id, columns.sequence_number)
+    return ()
 
 
 def _absent(column: Column, columns: FileColumns, name: str) -> Source:
@@ -191,7 +197,9 @@ def _shape(kind: pa.DataType) -> str:
         return "struct"
     if types.is_map(kind):
         return "map"
-    return "list" if types.is_list(kind) or types.is_large_list(kind) else "value"
+    if types.is_list(kind) or types.is_large_list(kind):
+        return "list"
+    return "value"
 
 
 def _struct(kind: pa.StructType, column: Column, names: NamedIds | None, where: str) -> Convert | None:
@@ -223,8 +231,12 @@ def _part(array: pa.StructArray, part: tuple[int, Convert | None, pa.Scalar | No
     place, convert, default = part
     if place >= 0:
         values = array.field(place)
-        return values if convert is None else convert(values)
-    return pa.nulls(len(array), child.type) if default is None else pa.repeat(default, len(array))
+        if convert is None:
+            return values
+        return convert(values)
+    if default is None:
+        return pa.nulls(len(array), child.type)
+    return pa.repeat(default, len(array))
 
 
 def _repeated(kind: pa.DataType, column: Column, names: NamedIds | None, where: str) -> Convert | None:

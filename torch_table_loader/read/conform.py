@@ -101,9 +101,13 @@ class Conformer:
             TableError: a value does not fit the table's type, or a null is where none may be; names the column.
         """
         if self.as_they_are and batch.schema.equals(self.schema):
-            return batch if batch.schema.metadata is None else batch.replace_schema_metadata(None)
+            if batch.schema.metadata is None:
+                return batch
+            return batch.replace_schema_metadata(None)
         arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]
-        return batch_of(arrays, self.schema) if arrays else batch.select([])
+        if arrays:
+            return batch_of(arrays, self.schema)
+        return batch.select([])
 
     def _made(self, source: Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
         array = None if source.place < 0 else self._converted(source, field, batch.column(source.place))
@@ -113,8 +117,12 @@ class Conformer:
         elif source.constant is not None and source.constant.is_valid:
             filled = pa.repeat(source.constant, batch.num_rows)
         else:
-            return pa.nulls(batch.num_rows, field.type) if array is None else array
-        return filled if array is None else pc.coalesce(array, filled)
+            if array is None:
+                return pa.nulls(batch.num_rows, field.type)
+            return array
+        if array is None:
+            return filled
+        return pc.coalesce(array, filled)
 
     def _converted(self, source: Source, field: pa.Field, array: pa.Array) -> pa.Array:
         if isinstance(array.type, pa.BaseExtensionType) and not isinstance(source.stored, pa.BaseExtensionType):
@@ -346,7 +354,9 @@ def _unify_guessed(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return pa.float64()
     if kinds.is_integer(first) and kinds.is_decimal(last) and last.scale == 0:
         return last
-    return WHOLE if {one, other} == {pa.int64(), pa.uint64()} else None
+    if {one, other} == {pa.int64(), pa.uint64()}:
+        return WHOLE
+    return None
 
 
 _UNITS = ("s", "ms", "us", "ns")
@@ -428,7 +438,9 @@ def _decimals(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataTy
 
 def _lists(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataType:
     value = _merged(one.value_field, other.value_field, inferred)
-    return pa.list_(value) if pa.types.is_list(one) and pa.types.is_list(other) else pa.large_list(value)
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return pa.list_(value)
+    return pa.large_list(value)
 
 
 def _fixed_lists(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataType:

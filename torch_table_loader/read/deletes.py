@@ -121,7 +121,9 @@ class Deletes:
         parts = [part for part in parts if len(part)]
         if not parts:
             return np.empty(0, dtype=np.int64)
-        return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
+        if len(parts) == 1:
+            return parts[0]
+        return distinct(np.concatenate(parts))
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == KIND:
@@ -264,7 +266,9 @@ def _position_names(delete: DeleteFile, schema: pa.Schema) -> list[str]:
 
 
 def _commit_of(file: DataFile) -> int:
-    return 0 if file.columns is None else file.columns.sequence_number or 0
+    if file.columns is None:
+        return 0
+    return file.columns.sequence_number or 0
 
 
 def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...]:

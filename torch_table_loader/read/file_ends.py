@@ -34,9 +34,13 @@ def open_at_end(
 
 def open_at_start(storage: Storage, file: DataFile) -> pa.NativeFile:
     """Open a file that is read from its start; from a remote store, some MiB at a time."""
-    return far().open_at_start(storage, file) if is_far(storage) else storage.open(file.path)
+    if is_far(storage):
+        return far().open_at_start(storage, file)
+    return storage.open(file.path)
 
 
 def fetched(storage: Storage, file: DataFile) -> Storage:
     """Return a storage for reading a whole file; a small one of a remote store is fetched with one request."""
-    return far().fetched(storage, file) if is_far(storage) else storage
+    if is_far(storage):
+        return far().fetched(storage, file)
+    return storage

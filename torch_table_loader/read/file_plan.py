@@ -97,7 +97,9 @@ class FilePlan(NamedTuple):
             return 0
         low, high = np.searchsorted(self.positions, (start, stop))
         named = int(high - low)
-        return stop - start - named if self.keeps_deleted else named
+        if self.keeps_deleted:
+            return stop - start - named
+        return named
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Return which rows of a batch, whose first is the file's `row`, live: bool [rows], or None for all."""
@@ -108,7 +110,9 @@ class FilePlan(NamedTuple):
         if self.filters is None:
             return live
         mask = known_true(row_mask(batch, self.filters))
-        return mask if live is None else mask & live
+        if live is None:
+            return mask
+        return mask & live
 
     def _not_at_positions(self, start: int, stop: int) -> NDArray[np.bool_] | None:
         low, high = np.searchsorted(self.positions, (start, stop))

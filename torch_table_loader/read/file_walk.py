@@ -404,7 +404,9 @@ class _LivePlaces:
 def live_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_] | None, start: int, stop: int) -> pa.RecordBatch:
     """Return the live rows `start` to `stop` of a batch."""
     if mask is None or stop - start == batch.num_rows:
-        return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
+        if stop - start == batch.num_rows:
+            return batch
+        return batch.slice(start, stop - start)
     # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
     indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
     return take_rows(batch, pa.array(indices))

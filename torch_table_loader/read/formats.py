@@ -78,7 +78,9 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
             if not own and given not in installed_names(ENTRY_POINT_GROUP):
                 raise _unknown(given, path)
             _READERS[given] = _own(given) if own else _installed(given)
-        return _READERS[given] if verify_checksums else _UNVERIFIED.get(given, _READERS[given])
+        if verify_checksums:
+            return _READERS[given]
+        return _UNVERIFIED.get(given, _READERS[given])
     if isinstance(given, Csv | Json):
         return _own("csv" if isinstance(given, Csv) else "json", options=given)
     if not any(hasattr(given, method) for method in _METHODS):
@@ -90,7 +92,9 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
 def reader_of(file: DataFile, *, verify_checksums: bool = True) -> FormatReader:
     """Return the reader of a data file; see `reader_for`."""
     own: FormatReader | None = file.reader
-    return reader_for(file.format, verify_checksums=verify_checksums) if own is None else own
+    if own is None:
+        return reader_for(file.format, verify_checksums=verify_checksums)
+    return own
 
 
 def settings_of(files: Sequence[DataFile]) -> str:
@@ -289,7 +293,9 @@ def _ending(name: str, known: Mapping[str, str]) -> str | None:
 
 def _last_suffix(name: str) -> str:
     stem, dot, last = name.rpartition("/")[2].rpartition(".")
-    return dot + last if stem and dot else ""
+    if stem and dot:
+        return dot + last
+    return ""
 
 
 def _shown_suffix(name: str) -> str:

@@ -44,7 +44,9 @@ class Bounds:
             return pa.int64()
         if self.low in _UINT64 and self.high in _UINT64:
             return pa.uint64()
-        return WHOLE if max(-self.low, self.high) < 10**WHOLE.precision else None
+        if max(-self.low, self.high) < 10**WHOLE.precision:
+            return WHOLE
+        return None
 
 
 def is_whole(kind: pa.DataType) -> bool:

@@ -63,7 +63,9 @@ def with_instants(parsed: pq.FileMetaData, given: pa.Schema | None) -> pa.Schema
     if given is not None:
         units = {unit for name in names.intersection(given.names) for unit in _units_of(given.field(name).type)}
     coarse = [unit for unit in _UNITS if unit in units and "ns" not in units]
-    return _schema_in(parsed, coarse[0]) if coarse else parsed.schema.to_arrow_schema()
+    if coarse:
+        return _schema_in(parsed, coarse[0])
+    return parsed.schema.to_arrow_schema()
 
 
 def unit_of_instants(parsed: pq.FileMetaData, schema: pa.Schema) -> str | None:
@@ -166,7 +168,9 @@ class Instants:
 
 
 def _one(column: Any) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    return column
 
 
 def _parts(array: pa.Array) -> list[pa.Array]:

@@ -207,7 +207,9 @@ class KeyValues(ABC):
     def hashed(self, so_far: Words) -> Words:
         """Hash each value into what was hashed of the row so far."""
         hashes = self._hashed(so_far)
-        return hashes if self._valid is None else np.where(self._valid, hashes, mixed(hashes, _NULL))
+        if self._valid is None:
+            return hashes
+        return np.where(self._valid, hashes, mixed(hashes, _NULL))
 
     def equal(self, rows: NDArray[np.intp], other: Any, places: NDArray[np.intp]) -> Mask:
         """Return whether the values at `rows` are those of another of its kind at `places`."""

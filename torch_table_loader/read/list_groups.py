@@ -32,7 +32,9 @@ def read_exactly(source: pa.NativeFile, start: int, stop: int, name: str) -> pa.
             f"{name} must have {stop} bytes or more, as its index says, and ends at byte {start + found.size}; it was "
             "cut: restore it, or write it again with its index"
         )
-    return found if found.is_mutable else owned(found)
+    if found.is_mutable:
+        return found
+    return owned(found)
 
 
 def owned(data: Any) -> pa.Buffer:

@@ -174,12 +174,16 @@ class ParquetReader(
     @override
     def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
         checked = _checked_lists("the file", meta, column)
-        return None if checked is None else list_values(*checked)
+        if checked is None:
+            return None
+        return list_values(*checked)
 
     @override
     def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
         checked = _checked_lists(file.name, meta, column)
-        return None if checked is None else bounds_of(*checked[:2])
+        if checked is None:
+            return None
+        return bounds_of(*checked[:2])
 
     @override
     def bounds(self, meta: FileMeta, column: str) -> tuple[int, int | None, int | None] | None:
@@ -193,7 +197,9 @@ class ParquetReader(
             return sum(known), None, None
         parsed = parse(meta.footer)
         found = bounds_of(parsed, leaf_paths(parsed).index(column))
-        return None if found is None else (sum(known), *found)
+        if found is None:
+            return None
+        return (sum(known), *found)
 
     @override
     def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:

@@ -207,7 +207,9 @@ def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None])
 def leaf_of_lists(parsed: pq.FileMetaData, column: str) -> int | None:
     """Return the place of the leaf of a column of lists of single values; None for any other column."""
     leaves = [place for place, path in enumerate(leaf_paths(parsed)) if column in prefixes(path)]
-    return leaves[0] if len(leaves) == 1 and parsed.schema.column(leaves[0]).max_repetition_level == 1 else None
+    if len(leaves) == 1 and parsed.schema.column(leaves[0]).max_repetition_level == 1:
+        return leaves[0]
+    return None
 
 
 def bounds_of(parsed: pq.FileMetaData, leaf: int) -> tuple[int, int] | None:
@@ -229,7 +231,9 @@ def bounds_of(parsed: pq.FileMetaData, leaf: int) -> tuple[int, int] | None:
             return None  # a writer broke the format
         low.append(known.min)
         high.append(known.max)
-    return (min(low), max(high)) if low else (0, 0)
+    if low:
+        return (min(low), max(high))
+    return (0, 0)
 
 
 def chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
@@ -523,7 +527,9 @@ class FooterWalk:
         header = self._byte()
         if kind != _LIST or (header & 15 != _STRUCT and header >> 4):
             raise ValueError(f"a list of structs was expected, got type {kind} of type {header & 15}")
-        return self._varint() if header >> 4 == 15 else header >> 4
+        if header >> 4 == 15:
+            return self._varint()
+        return header >> 4
 
     def _skip(self, kind: int, depth: int = 0) -> None:
         if depth > _MOST_DEEP:

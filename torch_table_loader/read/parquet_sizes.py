@@ -53,7 +53,9 @@ def leaves_of(parsed: pq.FileMetaData, columns: Iterable[str]) -> list[int]:
 
 def _stored_width(kind: pa.DataType) -> int:
     """Return the bytes of a value while it is decoded: Parquet has no integers of 8 and 16 bits."""
-    return max(width_of(kind), 4) if pa.types.is_integer(kind) else width_of(kind)
+    if pa.types.is_integer(kind):
+        return max(width_of(kind), 4)
+    return width_of(kind)
 
 
 def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> Decoded:
@@ -81,7 +83,9 @@ def _width_of(parsed: pq.FileMetaData, leaf: int) -> int:
     """Return the bytes of a decoded value of a leaf; 0 if they vary."""
     column = parsed.schema.column(leaf)
     width: int = _WIDTHS.get(column.physical_type, max(0, column.length))
-    return max(width, 16) if column.precision > 0 else width
+    if column.precision > 0:
+        return max(width, 16)
+    return width
 
 
 def numbers_size(parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> int:
@@ -121,4 +125,6 @@ def _said(footer: bytes, group: int, leaf: int) -> int | None:
         chunk = statistics_of(footer)[group][leaf]
     except (ValueError, IndexError):
         return None
-    return None if chunk.unencoded is None or chunk.unencoded < 0 else chunk.unencoded
+    if chunk.unencoded is None or chunk.unencoded < 0:
+        return None
+    return chunk.unencoded

@@ -177,7 +177,9 @@ class RowBlocks:
     def rest(self) -> list[pa.RecordBatch]:
         """Return the waiting rows as one block, if there are any; afterwards none wait."""
         waiting, self._waiting, self._num_rows = self._waiting, [], 0
-        return [pa.concat_batches(waiting)] if len(waiting) > 1 else waiting
+        if len(waiting) > 1:
+            return [pa.concat_batches(waiting)]
+        return waiting
 
 
 def measured(stage: RowStage, lengths: NDArray[Any]) -> Counted:

@@ -230,7 +230,9 @@ class TaskReader:
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `counted` asks for: see `needs`."""
         wanted = self._to_count(task, self._apart if self._decided(task.file_index) is None else ())
-        return None if isinstance(wanted, list) else self._needs(wanted)
+        if isinstance(wanted, list):
+            return None
+        return self._needs(wanted)
 
     def _decided(self, file_index: int) -> list[bool] | None:
         """Return for each filter of `counting` whether all rows of a file pass, or none; None where its rows decide."""
@@ -241,7 +243,9 @@ class TaskReader:
             found = [
                 beyond_partition(file, meta, self._table_schema, each, self._apart_columns) for each in self._apart
             ]
-        return None if any(left is not None for left, _ in found) else [not empty for _, empty in found]
+        if any(left is not None for left, _ in found):
+            return None
+        return [not empty for _, empty in found]
 
     def _read_to_count(
         self, task: ReadTask, wanted: _ToRead, apart: Sequence[Any], storage: Storage | None
@@ -279,12 +283,16 @@ class TaskReader:
         planned, owners = self._fitted(plan, task.segments)
         segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
         runs = self._runs(plan, segments) if take else []
-        return _ToRead(plan, segments, runs, skip, take, owners) if runs else None
+        if runs:
+            return _ToRead(plan, segments, runs, skip, take, owners)
+        return None
 
     @property
     def _reads_to_count(self) -> tuple[str, ...]:
         """The columns that `counted` needs beside those of filters."""
-        return () if self._stage is None else self._stage.reads
+        if self._stage is None:
+            return ()
+        return self._stage.reads
 
     def _to_count(self, task: ReadTask, apart: Sequence[Any]) -> _ToRead | list[list[Counted]]:
         """Return what `counted` reads, or the counts where they are known."""
@@ -299,7 +307,9 @@ class TaskReader:
         if known is not None:
             return [summed(zip(owners, known, strict=True), number)]
         runs = plan_runs(segments, plan.group_starts, merge=False)
-        return _ToRead(plan, segments, runs, 0, -1, owners) if runs else [summed((), number) for _ in apart or (None,)]
+        if runs:
+            return _ToRead(plan, segments, runs, 0, -1, owners)
+        return [summed((), number) for _ in apart or (None,)]
 
     def _known_counts(self, file_index: int, plan: FilePlan, segments: Sequence[Segment]) -> list[Counted] | None:
         """Return what the stage makes of segments, if the file's metadata tells; else None."""
@@ -418,7 +428,9 @@ class TaskReader:
             except (TableError, OSError) as changed:
                 return changed
         if isinstance(error, TableLoaderError):
-            return error if file.name in str(error) else type(error)(f"{file.name}: {error}")
+            if file.name in str(error):
+                return error
+            return type(error)(f"{file.name}: {error}")
         group, column = None, None
         if handle is not None:
             group = group_at(row, plan.group_starts)
@@ -566,5 +578,9 @@ def needs_of(
         return None
     if found == (((0, size),),):
         parts = tuple(((start, min(start + FIRST_BYTES, size)),) for start in range(0, size, FIRST_BYTES))
-        return FileNeeds(file, parts) if parts else None
-    return FileNeeds(file, found, tuple(groups)) if any(found) else None
+        if parts:
+            return FileNeeds(file, parts)
+        return None
+    if any(found):
+        return FileNeeds(file, found, tuple(groups))
+    return None

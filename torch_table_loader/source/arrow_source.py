@@ -124,7 +124,9 @@ def _taken(data: Any) -> _Taken:
 
 def _named(data: Any) -> str:
     kind = type(data)
-    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}" if kind.__module__ != "builtins" else kind.__name__
+    if kind.__module__ != "builtins":
+        return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    return kind.__name__
 
 
 def _remedy(data: Any) -> str:

@@ -419,11 +419,15 @@ def _relative(storage: Storage, root: str, path: str) -> str:
 def _decoded(storage: Storage, path: str) -> str:
     """Return a path as its writer named it: URLs are percent-encoded, and may have a query."""
     is_url = getattr(storage, "protocol", "") in HTTP_PROTOCOLS
-    return unquote(path.partition("?")[0]) if is_url else path
+    if is_url:
+        return unquote(path.partition("?")[0])
+    return path
 
 
 def _shown(storage: Storage, path: str) -> str:
-    return storage.shown(path) if isinstance(storage, FileStorage) else path
+    if isinstance(storage, FileStorage):
+        return storage.shown(path)
+    return path
 
 
 def _utf8(name: str) -> bytes:
@@ -443,7 +447,9 @@ def _nothing(storage: FileStorage, path: str) -> ConfigError:
 
 def parent_of(path: str) -> str:
     """Return the folder of a path; for a URL, without its query."""
-    return path.partition("?")[0].rpartition("/")[0] if "://" in path else path.rpartition("/")[0]
+    if "://" in path:
+        return path.partition("?")[0].rpartition("/")[0]
+    return path.rpartition("/")[0]
 
 
 def static_root(pattern: str) -> str:
@@ -539,7 +545,9 @@ class _Names:
     def stem(self, path: str, suffix: str | None = None) -> str | None:
         """Return a path without its suffix, that of data files by default; None if it has another suffix."""
         name, ending = self._split(path)[0], suffix or self._suffix
-        return name[: -len(ending)] if name.endswith(ending) else None
+        if name.endswith(ending):
+            return name[: -len(ending)]
+        return None
 
     def beside(self, path: str, sidecar: Sidecar) -> str:
         """Return the path of a data file's sidecar."""
@@ -561,7 +569,9 @@ class _Names:
     def shown(self, path: str) -> str:
         """Format a path as messages may show it."""
         show = getattr(self._storage, "shown", None)
-        return path if show is None else str(show(path))
+        if show is None:
+            return path
+        return str(show(path))
 
     def _split(self, path: str) -> tuple[str, str]:
         name, mark, query = path.partition("?") if self._is_url else (path, "", "")

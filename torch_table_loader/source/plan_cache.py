@@ -108,7 +108,9 @@ class HeldPlans(Plans):
     def get(self, file: DataFile) -> CacheEntry | None:
         key = file.path, file.version
         meta = self._metas.get(key)
-        return None if meta is None else CacheEntry(meta, dict(self._counts.get(key, ())))
+        if meta is None:
+            return None
+        return CacheEntry(meta, dict(self._counts.get(key, ())))
 
     @override
     def put(self, file: DataFile, entry: CacheEntry) -> None:
@@ -172,7 +174,9 @@ class PlanCache(Plans):
         if data is None:
             return None
         entry, locals_then = _decode(data)
-        return entry if all(map(same_local, locals_then, _locals(file))) else None
+        if all(map(same_local, locals_then, _locals(file))):
+            return entry
+        return None
 
     @override
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:

@@ -120,7 +120,9 @@ class TrafficCounter:
         with self._lock:
             since, warned = self._failing_since, self._warned
             self._failing_since, self._warned = None, False
-        return now - since if warned and since is not None else None
+        if warned and since is not None:
+            return now - since
+        return None
 
     def failed(self, began: float, now: float, patience: float) -> float | None:
         """Record a failed request.
@@ -165,7 +167,9 @@ class Attempts:
     @property
     def note(self) -> str:
         """A summary of the tries, for an error message."""
-        return f"; tried {self._tries} times over {self._seconds:.0f} s" if self._tries > 1 else ""
+        if self._tries > 1:
+            return f"; tried {self._tries} times over {self._seconds:.0f} s"
+        return ""
 
     def make(self, ask: Callable[[], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
         """Send a request, repeat it while its failure may be temporary, and return its result."""

@@ -239,7 +239,9 @@ class TableRequest(ABC):
         """
         if storage.is_local:
             return tuple(replace(file, version=storage.version(file.path)) for file in files)
-        return files if isinstance(files, ListedFiles) else packed(files)
+        if isinstance(files, ListedFiles):
+            return files
+        return packed(files)
 
     @staticmethod
     def time_of(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
@@ -330,7 +332,9 @@ class Types:
         fields = [_arrow_field(child) for child in children]
         if kind == "struct":
             return pa.struct(fields)
-        return pa.map_(*fields) if kind == "map" else pa.list_(fields[0])
+        if kind == "map":
+            return pa.map_(*fields)
+        return pa.list_(fields[0])
 
     @staticmethod
     def readable(fields: Mapping[str, Callable[[], T]]) -> tuple[list[T], dict[str, str]]:

@@ -97,7 +97,9 @@ class FileStorage:
     @property
     def client_name(self) -> str:
         """The client that sends requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
-        return "local" if self.is_local else far().client_name(self.protocol, self.options)
+        if self.is_local:
+            return "local"
+        return far().client_name(self.protocol, self.options)
 
     @property
     def place(self) -> str:
@@ -179,7 +181,9 @@ class FileStorage:
     @property
     def uri_prefix(self) -> str:
         """The prefix that makes a path a URI: empty for local paths and http URLs."""
-        return "" if self.protocol in (*LOCAL_PROTOCOLS, *HTTP_PROTOCOLS) else f"{self.protocol}://"
+        if self.protocol in (*LOCAL_PROTOCOLS, *HTTP_PROTOCOLS):
+            return ""
+        return f"{self.protocol}://"
 
     def shown(self, path: str) -> str:
         """Format a path as messages may show it: with its protocol, without login or query."""
@@ -364,7 +368,9 @@ _MEMORY_STAYS = (
 
 def _open(client: Client, path: str) -> pa.NativeFile:
     """Open a local file; read one of memory:// completely, since fsspec gives every reader the same position."""
-    return client.open(path) if isinstance(client, LocalClient) else pa.BufferReader(client.read(path))
+    if isinstance(client, LocalClient):
+        return client.open(path)
+    return pa.BufferReader(client.read(path))
 
 
 def _or_none(look: Callable[[str], Found], path: str) -> Found | None:
@@ -412,4 +418,6 @@ def open_storage(
 
 def connect(protocol: str, options: Mapping[str, Any]) -> Client:
     """Open a client in this process."""
-    return LocalClient() if protocol == "file" else far().connect(protocol, options)
+    if protocol == "file":
+        return LocalClient()
+    return far().connect(protocol, options)

@@ -110,7 +110,9 @@ def _local_path(path: str) -> str:
         return path
     if rest.startswith("///"):
         return "/" + rest.lstrip("/")
-    return "".join(rest[2:].partition("/")[1:]) if rest.startswith("//") else rest
+    if rest.startswith("//"):
+        return "".join(rest[2:].partition("/")[1:])
+    return rest
 
 
 def read_areas(allow_locations: Sequence[str] | None) -> tuple[Area, ...]:

@@ -306,7 +306,9 @@ class StoredRows:
 
     def ids(self, places: Ints) -> Ints:
         """Return the row id at each place, as a new array."""
-        return places.copy() if self.row_ids is None else self.row_ids.take(places)
+        if self.row_ids is None:
+            return places.copy()
+        return self.row_ids.take(places)
 
     def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:  # noqa: ARG002 all is here
         """Return a store that has some rows, and their places in it."""

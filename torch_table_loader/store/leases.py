@@ -132,4 +132,6 @@ def _started(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else fields[19]
+    if fields[0] == "Z":
+        return None
+    return fields[19]

@@ -117,7 +117,9 @@ class Manifest:
     def length_width(self) -> int:
         """The bytes of the length of a flat list; 0 without such lists."""
         blocks = -(-self.num_rows // SUMMED)
-        return (self.files[LENGTHS][0] - 8 * (blocks + 1)) // (SUMMED * blocks or 1) if self.flat else 0
+        if self.flat:
+            return (self.files[LENGTHS][0] - 8 * (blocks + 1)) // (SUMMED * blocks or 1)
+        return 0
 
     @cached_property
     def heap_names(self) -> list[str]:
@@ -158,7 +160,9 @@ class Manifest:
         left_out = {*_ALWAYS, *_SELDOM, *heaps}
         others = [part for name, parts in self.sums.items() if name not in left_out for part in parts]
         small = [part for name in _ALWAYS for part in self.sums.get(name, ())]
-        return small if share is None else [*small, *others[share[0] :: share[1]]]
+        if share is None:
+            return small
+        return [*small, *others[share[0] :: share[1]]]
 
 
 def write_manifest(

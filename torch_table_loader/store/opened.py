@@ -155,7 +155,9 @@ def _read_ahead(place: Path, manifest: Manifest, window_bytes: int | None) -> Re
     if window_bytes is None or not hasattr(os, "posix_fadvise"):
         return None
     files = [(place / name, width) for name, width in manifest.row_widths.items() if width and name != IDS]
-    return ReadAhead(files, window_bytes) if files else None
+    if files:
+        return ReadAhead(files, window_bytes)
+    return None
 
 
 def mapping(path: Path) -> mmap.mmap:

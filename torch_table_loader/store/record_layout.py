@@ -264,7 +264,9 @@ def fixed_type(kind: pa.DataType) -> FixedType | None:
         width = int(kind.bit_width) // 8
     except ValueError:
         return None
-    return None if 0 in sizes or width < 1 else FixedType(kind, tuple(sizes), width)
+    if 0 in sizes or width < 1:
+        return None
+    return FixedType(kind, tuple(sizes), width)
 
 
 def check_storable(schema: pa.Schema) -> None:

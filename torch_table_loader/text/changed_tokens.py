@@ -94,7 +94,9 @@ class ChangingDocuments(KeptDocuments):
 
 def _list_of(kind: pa.DataType, name: str, table: pa.Schema) -> pa.DataType:
     """Return the type of lists that a function is given, which is the table's where it can be."""
-    return pa.list_(kind) if name in table.names and pt.is_list(type_of(table, name)) else pa.large_list(kind)
+    if name in table.names and pt.is_list(type_of(table, name)):
+        return pa.list_(kind)
+    return pa.large_list(kind)
 
 
 class _EpochLengths:

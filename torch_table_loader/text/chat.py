@@ -79,7 +79,9 @@ class Chat:
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside the messages."""
-        return () if self.tools is None else (self.tools,)
+        if self.tools is None:
+            return ()
+        return (self.tools,)
 
     def load(self) -> ChatTokenizer:
         """Load tokenizer and template.
@@ -155,7 +157,9 @@ def _covered(ids: list[int], offsets: list[tuple[int, int]]) -> _Encoded:
 
 
 def _content(value: Any) -> Any:
-    return value.get("content") if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return value.get("content")
+    return value
 
 
 def _json_of(path: Path) -> dict[str, Any]:
@@ -165,7 +169,9 @@ def _json_of(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} must be JSON of a tokenizer, but {error}") from error
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 def _template_of(chat: Chat) -> str:

@@ -214,7 +214,9 @@ class MeasuredDocuments(KeptDocuments):
 
 def kept_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which values are kept: booleans as bytes, so that a part of them is a view."""
-    return pa.uint8() if pt.is_boolean(kind) else kind
+    if pt.is_boolean(kind):
+        return pa.uint8()
+    return kind
 
 
 def _narrowest(kind: pa.DataType, low: int, high: int) -> pa.DataType:

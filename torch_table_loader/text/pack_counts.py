@@ -113,7 +113,9 @@ class PackCounts(SampleCounts):
     @property
     def fill(self) -> float | None:
         """The share of positions that hold tokens; None if that is not known, or there is no sequence."""
-        return _share(self.tokens, self.sequences, self.seq_len) if self.seq_len else None
+        if self.seq_len:
+            return _share(self.tokens, self.sequences, self.seq_len)
+        return None
 
     @property
     def parts_per_sequence(self) -> float | None:
@@ -133,8 +135,12 @@ class PackCounts(SampleCounts):
 
 
 def _sum(one: int | None, two: int | None) -> int | None:
-    return None if one is None or two is None else one + two
+    if one is None or two is None:
+        return None
+    return one + two
 
 
 def _share(count: int | None, sequences: int | None, each: int) -> float | None:
-    return count / (sequences * each) if count is not None and sequences else None
+    if count is not None and sequences:
+        return count / (sequences * each)
+    return None

@@ -337,7 +337,9 @@ class PackedItems(TableItems):
 
         None where sequences have several lengths.
         """
-        return None if self.by_step.changes_length else self.stream(position).counts()
+        if self.by_step.changes_length:
+            return None
+        return self.stream(position).counts()
 
     @property
     def _windows(self) -> SequenceOrder:

@@ -295,7 +295,9 @@ class Sequences:
             values = _own_slices(self._pack, values.reshape(-1, width, *values.shape[1:]))
         bounds = bounds_of(len(values), rows)
         cut = cut_arrays(values, bounds) if self._numpy else cut_tensors(values, bounds)
-        return [batch[None] for batch in cut] if flat else cut
+        if flat:
+            return [batch[None] for batch in cut]
+        return cut
 
     def _split(self, values: NDArray[Any], sizes: Ints) -> Sequence[Any]:
         """Return one array or tensor a batch, of so many values each."""
@@ -413,7 +415,9 @@ def _copied(chunks: Chunks, dtype: Any, num_tokens: int, shift: int = 0) -> NDAr
 
 def _rising(count: int) -> Ints:
     """Return the integers from 0 on; not to be written, since most of them are kept."""
-    return np.arange(count) if count > sizes().kept_integers else _integers(1 << (count - 1).bit_length())[:count]
+    if count > sizes().kept_integers:
+        return np.arange(count)
+    return _integers(1 << (count - 1).bit_length())[:count]
 
 
 @cache

@@ -147,7 +147,9 @@ class PackedStream(TurnStream):
                 return self._sealed(number, first, self._order(number).count)
             number, place = (0, turn) if self._source is None else divmod(turn, max(1, self._order(0).count))
             found = self._order(number).anchor(place)
-        return [] if found is None else self._sealed(number, *found)
+        if found is None:
+            return []
+        return self._sealed(number, *found)
 
     def _sealed(self, number: int, place: int, before: int) -> list[int]:
         """Return an anchor with the hash of it and of the order that it is of."""
@@ -226,7 +228,9 @@ class PackedStream(TurnStream):
                 mine = np.flatnonzero(numbers == number)
                 parts.append(self._order(number).slices(places[mine]))
                 whose.append(mine)
-        return parts[0] if len(parts) == 1 else in_order(parts, whose, len(turns))
+        if len(parts) == 1:
+            return parts[0]
+        return in_order(parts, whose, len(turns))
 
     def gather(self, slices: Slices) -> list[pa.Array]:
         """Return sequences, one array a column of the schema."""

@@ -154,7 +154,9 @@ class Alone(Packer):
 
     @override
     def dropped(self, lengths: Ints) -> int:
-        return int(np.count_nonzero(lengths > self.pack.width)) if self.pack.long_docs == "drop" else 0
+        if self.pack.long_docs == "drop":
+            return int(np.count_nonzero(lengths > self.pack.width))
+        return 0
 
 
 class Fitted(Alone):

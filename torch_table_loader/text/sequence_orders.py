@@ -266,7 +266,9 @@ class SequenceOrder:
     @property
     def ends(self) -> Ints | None:
         """The sequences up to the end of each block, if all documents were packed to count them."""
-        return self._row.ends if isinstance(self._row, Walk) else None
+        if isinstance(self._row, Walk):
+            return self._row.ends
+        return None
 
     def slices(self, places: Ints) -> Slices:
         """Return the parts of documents in the sequences at given places."""
@@ -275,7 +277,9 @@ class SequenceOrder:
 
     def anchor(self, place: int) -> Anchor | None:
         """Return what lets another process begin at a place without a walk; None if no walk is needed."""
-        return self._row.anchor(self.windows.before(place)) if isinstance(self._row, Walk) else None
+        if isinstance(self._row, Walk):
+            return self._row.anchor(self.windows.before(place))
+        return None
 
     def begin_at(self, anchor: Anchor) -> None:
         """Take over what `anchor` returned in another process."""
@@ -327,4 +331,6 @@ def balanced(costs: Ints, ranks: int) -> Ints:
         else:
             heapq.heappop(loads)
     dealt: Ints = np.argsort(rank_of, kind="stable").reshape(ranks, size)
-    return dealt if costs[dealt].sum(axis=1).max() < costs[in_turn].sum(axis=1).max() else in_turn
+    if costs[dealt].sum(axis=1).max() < costs[in_turn].sum(axis=1).max():
+        return dealt
+    return in_turn

@@ -130,4 +130,6 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenSt
             f'Pack: balance={pack.balance!r} needs shuffle="rows": a rank of a stream reads files of its own, and to '
             "take a sequence of another rank it would have to read that rank's files too; leave balance out"
         )
-    return TokensAsRows(pack, table, asked) if pack.joins_documents else SequencesAsRows(pack, table, asked)
+    if pack.joins_documents:
+        return TokensAsRows(pack, table, asked)
+    return SequencesAsRows(pack, table, asked)

@@ -74,7 +74,9 @@ class Windows:
     def count(self) -> int:
         """Number of windows."""
         units = self.total - self.origin
-        return 1 + max(0, -(-(units - self.size) // self.stride)) if units > 0 else 0
+        if units > 0:
+            return 1 + max(0, -(-(units - self.size) // self.stride))
+        return 0
 
     def before(self, number: int) -> int:
         """Return the units of the row before a window; its number may be one past the last."""

@@ -173,7 +173,9 @@ def width_of(meta: FileMeta) -> int:
 
 def begin_of(file: DataFile, meta: FileMeta) -> int:
     """Return the byte of a file's first token; its end if it has none."""
-    return meta.group_ranges[0][0] if meta.group_ranges else file.version.num_bytes
+    if meta.group_ranges:
+        return meta.group_ranges[0][0]
+    return file.version.num_bytes
 
 
 def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:

@@ -207,7 +207,9 @@ def _fall(edges: NDArray[np.int64], first: int) -> str:
 
 def _first(marks: NDArray[np.bool_]) -> int | None:
     """Return the place of the first True; None if there is none."""
-    return int(marks.argmax()) if marks.any() else None
+    if marks.any():
+        return int(marks.argmax())
+    return None
 
 
 @dataclass(frozen=True, slots=True)

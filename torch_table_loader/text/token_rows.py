@@ -72,7 +72,9 @@ def columns_of_parts(schema: pa.Schema) -> list[pa.Field]:
     """Return the other columns of documents, from a schema of either form."""
     kind = schema.field(DOCUMENTS).type
     kind = kind.value_type
-    return list(kind.field("columns").type) if kind.num_fields > 3 else []
+    if kind.num_fields > 3:
+        return list(kind.field("columns").type)
+    return []
 
 
 def tokens_are_rows(schema: pa.Schema) -> bool:

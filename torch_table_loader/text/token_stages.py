@@ -103,7 +103,9 @@ class TokenStage(RowStage):
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        return self.pack.stored_columns if self.pack.lengths is None else (self.pack.lengths,)
+        if self.pack.lengths is None:
+            return self.pack.stored_columns
+        return (self.pack.lengths,)
 
     def _cut_fields(self, table: pa.Schema) -> list[pa.Field]:
         """Return the columns that are cut, each with the type of its values."""
@@ -117,12 +119,16 @@ class TokenStage(RowStage):
     @property
     @override
     def made_by(self) -> str | None:
-        return None if self._change is None else f"Pack: documents={self._change.name}"
+        if self._change is None:
+            return None
+        return f"Pack: documents={self._change.name}"
 
     @property
     @override
     def must(self) -> str:
-        return super().must if self._change is None else self._change.must
+        if self._change is None:
+            return super().must
+        return self._change.must
 
     @property
     @override
@@ -150,7 +156,9 @@ class TokenStage(RowStage):
     @override
     def measured_by(self) -> str | None:
         changes = self.pack.documents is not None and not self.pack.same_lengths
-        return None if self._may_lack_ends or changes else self.pack.ids
+        if self._may_lack_ends or changes:
+            return None
+        return self.pack.ids
 
     @override
     def counted(self, batch: pa.RecordBatch) -> Counted:
@@ -327,11 +335,15 @@ class TokensAsRows(TokenStage):
     @property
     @override
     def key(self) -> str:
-        return super().key if self._window is None else f"{super().key}-windows of {self._window}"
+        if self._window is None:
+            return super().key
+        return f"{super().key}-windows of {self._window}"
 
     @override
     def known_count(self, values: int, lists: int) -> int | None:
-        return None if self.pack.min_length > 1 else values + lists * (self.pack.sep_id is not None)
+        if self.pack.min_length > 1:
+            return None
+        return values + lists * (self.pack.sep_id is not None)
 
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:
@@ -411,7 +423,9 @@ def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
     """Return the type of the tokens, or int64 if one that is added does not fit."""
     info = np.iinfo(number_type(kind))
     fits = all(info.min <= token <= info.max for token in added if token is not None)
-    return kind if fits else pa.int64()
+    if fits:
+        return kind
+    return pa.int64()
 
 
 def check_span_type(table: pa.Schema, name: str) -> None:

@@ -205,7 +205,9 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextRe
 def _id_type(dtype: str, tokenizer: Tokenizer) -> IdType:
     known = tokenizer.vocabulary
     if dtype == "auto":
-        return "uint16" if known is not None and known <= 1 << 16 else "int32"
+        if known is not None and known <= 1 << 16:
+            return "uint16"
+        return "int32"
     found: IdType = one_of(("auto", *get_args(IdType)), "dtype", dtype)
     if known is not None and known > 1 << (ID_TYPES[dtype].bit_width - (dtype == "int32")):
         raise ConfigError(f"the tokenizer {tokenizer.name!r} has ids up to {known - 1}, which {dtype} does not hold")
@@ -473,7 +475,9 @@ class TextReader:
     def name_of(self, part: int) -> str:
         """Return the file that a part reads."""
         task = self.tasks[part]
-        return "" if task is None else self.file_names[task.file_index]
+        if task is None:
+            return ""
+        return self.file_names[task.file_index]
 
     def row_of(self, part: int, live: int) -> int:
         """Return the row in its file of a live row of a part, by reading the part again."""

@@ -69,7 +69,9 @@ class Tokenizer:
 
     def refuses(self, kind: pa.DataType) -> str | None:
         """Say what a column must be if it cannot be one of this type."""
-        return None if is_string(kind) else "must be text for a tokenizer"
+        if is_string(kind):
+            return None
+        return "must be text for a tokenizer"
 
     def columns(self, given: Sequence[Sequence[Any]], id_type: str, remedy: str) -> list[pa.LargeListArray]:
         """Return the ids of the rows of some columns as `lists` does, and what else `makes` names."""
@@ -181,7 +183,9 @@ def utf8_bytes(texts: list[str]) -> list[list[int]]:
 
 def _vocabulary_of(encode: Any) -> int | None:
     size = getattr(encode, "vocab_size", None)
-    return size if isinstance(size, int) and size > 0 else None
+    if isinstance(size, int) and size > 0:
+        return size
+    return None
 
 
 def _of_module(given: str, module: str, attribute: str) -> Tokenizer:

@@ -101,13 +101,17 @@ class TokensInPlace:
         ids = self.stage.pack.ids
         if PLACE in self.table.schema.names:
             return [ids, PLACE]
-        return [ids] if self.stage.measured_by is None else []
+        if self.stage.measured_by is None:
+            return [ids]
+        return []
 
     @property
     def remote(self) -> RangeStorage | None:
         """Where the files are, if that is not this machine."""
         storage = self.table.storage
-        return storage if is_far(storage) else None
+        if is_far(storage):
+            return storage
+        return None
 
     @property
     def num_bytes(self) -> int:
@@ -225,7 +229,9 @@ class TokensInPlace:
         if PLACE in self.table.schema.names:
             return np.empty(0, np.uint8)
         found = [np.empty(0, np.uint8), *map(document_lengths, self.table.metas)]
-        return found[1] if len(found) == 2 else np.concatenate(found)
+        if len(found) == 2:
+            return found[1]
+        return np.concatenate(found)
 
 
 def _holds_lists(schema: pa.Schema, name: str, kind: pa.DataType) -> bool:

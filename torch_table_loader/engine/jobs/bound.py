@@ -176,7 +176,9 @@ def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
     """Return the names of the youngest files, if the table without them is the state's table."""
     old = oldest_files(table, theirs["files"], theirs["fingerprint"])
     younger = sorted(set(range(len(table.files))).difference(old or ()))
-    return [] if old is None else [table.files[at].name for at in younger]
+    if old is None:
+        return []
+    return [table.files[at].name for at in younger]
 
 
 def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
@@ -188,7 +190,9 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
     old, rows = sorted(by_age[:count]), table.layout.file_rows
     files = [table.files[at] for at in old]
     restored = fingerprint(files, [int(rows[at]) for at in old], settings_of(files))
-    return old if restored == digest else None
+    if restored == digest:
+        return old
+    return None
 
 
 _LABELS = {"stage": "stage (what pack= makes of the rows)"}
@@ -234,4 +238,6 @@ def _with_window(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    if len(text) <= 200:
+        return text
+    return f"{text[:200]}…"

@@ -85,7 +85,9 @@ def explained(job: Job, known: KnownEpoch) -> Explanation:
 
 
 def _frozen(numbers: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if numbers is None else tuple(numbers)
+    if numbers is None:
+        return None
+    return tuple(numbers)
 
 
 def _sums_of(tables: Collection[Table]) -> dict[str, Any]:

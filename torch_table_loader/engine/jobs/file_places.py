@@ -35,7 +35,9 @@ class FilePlaces:
         """Return the name of the file that the newest batch is of; see `TableLoader.current_file`."""
         planned: Any = self.job.planned(position)
         taken = min(position.stage.steps, planned.plan.steps)
-        return file_of_batch(planned.plan, planned.segments, planned.windows, taken - 1) if taken else None
+        if taken:
+            return file_of_batch(planned.plan, planned.segments, planned.windows, taken - 1)
+        return None
 
     def step_of(self, epoch: int, file: str) -> int:
         """Return the step in which the first rank comes to a file; see `TableLoader.seek`.

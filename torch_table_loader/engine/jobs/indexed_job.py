@@ -60,7 +60,9 @@ class PlacedJob(Job):
         stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
         batches: GlobalBatches = replace(position, stage=stage).batches(self.rank)
         until = self.until(position)
-        return batches if until is None else batches.up_to(until)
+        if until is None:
+            return batches
+        return batches.up_to(until)
 
     def _explained_by_places(
         self,
@@ -106,7 +108,9 @@ class PlacedJob(Job):
         """Say what a step of the optimizer is, where it is not one batch."""
         micro = self.topology.micro_batches
         rows = micro * plan.global_batch_size
-        return [f"a step of the optimizer is {micro} batches of each rank, {rows:,} rows"] if micro > 1 else []
+        if micro > 1:
+            return [f"a step of the optimizer is {micro} batches of each rank, {rows:,} rows"]
+        return []
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -242,7 +246,9 @@ class IndexedJob(PlacedJob):
     @override
     def num_samples(self, epoch: int) -> int | None:
         *_, last = self.walk.stages(self.start(epoch))
-        return None if last.total == ENDLESS or self.by_step.changes_length else int(last.total)
+        if last.total == ENDLESS or self.by_step.changes_length:
+            return None
+        return int(last.total)
 
     @override
     def explain(self, epoch: int) -> Explanation:

@@ -113,7 +113,9 @@ class Job(Walked):
 
     def with_lanes(self, lanes: int) -> Self:
         """Return the same job with another number of lanes."""
-        return self if lanes == self.topology.lanes else replace(self, topology=replace(self.topology, lanes=lanes))
+        if lanes == self.topology.lanes:
+            return self
+        return replace(self, topology=replace(self.topology, lanes=lanes))
 
     @property
     def exclusion_states(self) -> Mapping[str, ExclusionState]:

@@ -168,7 +168,9 @@ class MixedStreams(PlacedJob):
 
     def _width_at(self, epoch: int, step: int = 0) -> int:
         """Return the rows of an item at a step: the tokens of a sequence, where documents are cut anywhere."""
-        return self.by_step.length_at(epoch, step) if self.samples.cut_anywhere else 1
+        if self.samples.cut_anywhere:
+            return self.by_step.length_at(epoch, step)
+        return 1
 
     def check_weights(
         self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
@@ -195,7 +197,9 @@ class MixedStreams(PlacedJob):
     @override
     def done(self, position: MixedPosition) -> Done:
         done = super().done(position)
-        return done if not self.by_step.changes_length else done._replace(tokens=done_in(position.stages).tokens)
+        if not self.by_step.changes_length:
+            return done
+        return done._replace(tokens=done_in(position.stages).tokens)
 
     def _begun(
         self,
@@ -305,7 +309,9 @@ class MixedStreams(PlacedJob):
     @override
     def num_samples(self, epoch: int) -> int | None:
         delivered = _delivered(self, self.start(epoch), self._width_at(0))
-        return None if delivered is None or self.by_step.changes_length else sum(delivered.values())
+        if delivered is None or self.by_step.changes_length:
+            return None
+        return sum(delivered.values())
 
     @override
     def explain(self, epoch: int) -> Explanation:
@@ -419,7 +425,9 @@ def _has(position: MixedPosition, weights: Weights, sources: Collection[str]) ->
     deal = position.deal
     if deal.names != tuple(sorted(sources)):
         return False
-    return deal.natural if isinstance(weights, str) else not deal.natural and deal.by_name == weights
+    if isinstance(weights, str):
+        return deal.natural
+    return not deal.natural and deal.by_name == weights
 
 
 def _item_bytes(source: StreamJob) -> int:

@@ -46,7 +46,9 @@ def newest_shares(job: MixedJob) -> dict[str, int]:
     """Return the newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
     mixed = job.mixed
     newest = mixed.asked.newest if mixed.later is None else mixed.later.last
-    return natural_shares(job.sizes) if isinstance(newest, str) else newest
+    if isinstance(newest, str):
+        return natural_shares(job.sizes)
+    return newest
 
 
 def ask_for_weights(job: MixedJob, weights: Mapping[str, float] | NaturalShares, position: Any | None) -> None:

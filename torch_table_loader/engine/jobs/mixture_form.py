@@ -125,7 +125,9 @@ def scheduled_weights(weights: Any, sources: Mapping[str, Job]) -> Schedule:
     """
     found, samples = as_schedule(weights), next(iter(sources.values())).samples
     samples.check_unit(found)
-    return found.in_samples(samples.width) if samples.lengths is None else found
+    if samples.lengths is None:
+        return found.in_samples(samples.width)
+    return found
 
 
 def checked_weights(
@@ -161,7 +163,9 @@ def resolve_block(
     if "tokens" in asked:
         samples.check_tokens(asked, _shares_of_rows(unit))
     if block is None:
-        return 0 if asked else BLOCK_ROWS
+        if asked:
+            return 0
+        return BLOCK_ROWS
     if asked and block:
         raise ConfigError(f"{asked} holds after every row and needs no block, got block={block}; leave it out")
     return block
@@ -241,7 +245,9 @@ def checked_stop(stop: Any, sources: Mapping[str, Any]) -> Stop:
     samples = next(iter(sources.values())).samples
     samples.check_tokens("tokens= of Stop", "samples=, which counts rows or sequences")
     counted = rule.in_samples(samples.width)
-    return counted if samples.lengths is None else rule
+    if samples.lengths is None:
+        return counted
+    return rule
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

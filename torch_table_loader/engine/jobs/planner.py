@@ -168,7 +168,9 @@ class Planner:
     def made_of(self, segments: SegmentTable, epoch: int) -> SampleCounts | None:
         """Return what was counted of the samples that are made of some splits in an epoch."""
         counter = self._kept_of(epoch).counter
-        return None if counter is None else counter.made_of(segments)
+        if counter is None:
+            return None
+        return counter.made_of(segments)
 
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch under the job's topology."""
@@ -290,7 +292,9 @@ class Planner:
                 begun = replace(position, past=past[:number], stage=stage)
                 job = self._cut_epoch(begun, None) if self.strategy.cuts else self._laid_out(begun).job
                 known[past[: number + 1]] = job.delivered(stage.steps)
-        return known[past] if past else Consumption.none()
+        if past:
+            return known[past]
+        return Consumption.none()
 
     def _kept_of(self, epoch: int) -> _Kept:
         if self._kept.epoch != epoch:

@@ -212,7 +212,9 @@ class StreamJob(Job):
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch; where rows are not counted, of this rank alone."""
         start = StreamPosition.at(epoch, self._shape_after(epoch, Done()))
-        return start if self.planner.counted else replace(start, rank=self.rank)
+        if self.planner.counted:
+            return start
+        return replace(start, rank=self.rank)
 
     @override
     def kept_shape(self, position: StreamPosition) -> bool:
@@ -229,7 +231,9 @@ class StreamJob(Job):
 
     def _topology_at(self, position: StreamPosition) -> Topology:
         """Return the job's shape where a position is."""
-        return self._shape_after(position.epoch, self.done(position)) if self.schedules else self.topology
+        if self.schedules:
+            return self._shape_after(position.epoch, self.done(position))
+        return self.topology
 
     def _shape_after(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch; its batches count the rows that samples are made of."""
@@ -315,7 +319,9 @@ class StreamJob(Job):
     @property
     def block(self) -> int | None:
         """The live rows that a stage orders together, where no window does; None: as it asks for itself."""
-        return None if self.topology.shuffle_buffer_size is not None else self.options.window
+        if self.topology.shuffle_buffer_size is not None:
+            return None
+        return self.options.window
 
     def stage_key(self, epoch: int) -> EpochKey:
         """Return what decides by chance how samples are made in an epoch."""
@@ -374,7 +380,9 @@ class StreamJob(Job):
         if not whole_table:
             return None
         made = self.planner.made_of(segments, epoch) if self.samples.are_batches else None
-        return int(live.sum()) if made is None else made.rows_held
+        if made is None:
+            return int(live.sum())
+        return made.rows_held
 
     @override
     def num_samples(self, epoch: int) -> int | None:
@@ -382,7 +390,9 @@ class StreamJob(Job):
             return self.num_rows(epoch)
         start = self.start(epoch)
         counts = self._counts_of(start, self.planner.plan(start, self.rank))
-        return None if counts is None else counts.samples
+        if counts is None:
+            return None
+        return counts.samples
 
     @override
     def explain(self, epoch: int) -> Explanation:

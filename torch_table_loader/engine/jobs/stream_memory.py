@@ -93,4 +93,6 @@ def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: 
     request = min(sizes().far_request_bytes, int(layout.file_bytes.max(initial=0)))
     group = max(request, int(layout.group_bytes.max(initial=0)))
     most = ahead_bytes + lanes * group
-    return most if fetched is None else min(most, fetched[1])
+    if fetched is None:
+        return most
+    return min(most, fetched[1])

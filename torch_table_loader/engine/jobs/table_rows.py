@@ -119,7 +119,9 @@ class TableItems(IndexedJob):
 
     @property
     def _said_of_weights(self) -> str:
-        return f"Weights(samples={self.epoch_rows})" if self.weights is None else self.weights.identity
+        if self.weights is None:
+            return f"Weights(samples={self.epoch_rows})"
+        return self.weights.identity
 
     @property
     @override
@@ -182,12 +184,16 @@ class TableItems(IndexedJob):
 
     def _total(self, rows: int) -> int:
         """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
-        return rows if self.epoch_rows is None or self.weights is not None else min(rows, self.epoch_rows)
+        if self.epoch_rows is None or self.weights is not None:
+            return rows
+        return min(rows, self.epoch_rows)
 
     def _of_epoch(self, exclusions: Exclusions, epoch: int) -> Remaining | WeightedRows:
         """Return the rows that are left, or are drawn of those, and refuse an epoch that has none."""
         some = self._some(exclusions)
-        return some if self.weights is None else self.weights.drawn(some, self.options.shuffle_seed, epoch)
+        if self.weights is None:
+            return some
+        return self.weights.drawn(some, self.options.shuffle_seed, epoch)
 
     def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
         remaining = self.remaining(turns.exclusions)
@@ -275,7 +281,9 @@ class SurveyedRows(NamedTuple):
     @property
     def folder(self) -> Path | None:
         """What has the row stores, if they are in files."""
-        return None if self.store.place is None else self.store.place.parent
+        if self.store.place is None:
+            return None
+        return self.store.place.parent
 
     @property
     def fork_safe(self) -> bool:
@@ -381,7 +389,9 @@ class TableRows(TableItems):
     @property
     @override
     def length(self) -> int:
-        return self.live_rows if self.epoch_rows is None else self.epoch_rows
+        if self.epoch_rows is None:
+            return self.live_rows
+        return self.epoch_rows
 
     @override
     def start(self, epoch: int) -> SamplePosition:
@@ -460,16 +470,22 @@ class TableRows(TableItems):
     def columns_at(self, places: Ints) -> list[pa.Array]:
         stored = self.store.rows()
         columns = stored.gather(places)
-        return [*columns, pa.array(stored.ids(places))] if self.options.row_id else columns
+        if self.options.row_id:
+            return [*columns, pa.array(stored.ids(places))]
+        return columns
 
     @override
     def ids_at(self, places: Ints) -> Ints:
-        return self.store.rows().ids(places) if self.store.spec.keeps_ids else places
+        if self.store.spec.keeps_ids:
+            return self.store.rows().ids(places)
+        return places
 
     @property
     @override
     def strategy(self) -> str:
-        return "rows" if self.weights is None else "rows by weight"
+        if self.weights is None:
+            return "rows"
+        return "rows by weight"
 
     @override
     def notes(self, position: SamplePosition) -> list[str]:

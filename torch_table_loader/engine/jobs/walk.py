@@ -95,7 +95,9 @@ class Walk:
         if until is None or (job.planned(position).longest or 0) < until:
             return None
         after = job.next_stage(position.after(until))
-        return after if after.steps_before > position.steps_before and job.planned(after).longest else None
+        if after.steps_before > position.steps_before and job.planned(after).longest:
+            return after
+        return None
 
     def stages(self, position: Any) -> Iterator[Any]:
         """Yield a position, and the begins of the stages of the epoch that follow its own."""

@@ -190,7 +190,9 @@ class RowStream(TurnStream):
     def ids(self, places: Ints) -> Ints:
         """Return the row ids at some places; the store is opened only where it alone knows them."""
         found = self._found(places)
-        return self.store.rows().ids(found) if self.store.spec.keeps_ids else found
+        if self.store.spec.keeps_ids:
+            return self.store.rows().ids(found)
+        return found
 
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row id of each row."""

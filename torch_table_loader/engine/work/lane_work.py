@@ -90,7 +90,9 @@ class LaneWork(ABC):
 
     def begun(self, start: int) -> list[int]:
         """Return the batches of each lane that were delivered in so many steps; 0 where rows are not counted."""
-        return self.plan.batches_before(start) if self.plan.counted else [0] * self.lanes
+        if self.plan.counted:
+            return self.plan.batches_before(start)
+        return [0] * self.lanes
 
     def last_batches(self, rests: Sequence[Rows]) -> tuple[Batches, int]:
         """Cut the rows left over by lanes whose rows are not counted.
@@ -151,7 +153,9 @@ class LaneWork(ABC):
         if lane is None:
             return f"{where}, batch {number} of what all workers left over"
         where += f", batch {number} of worker {lane}"
-        return f"{where}, which is step {step_of(self.plan, lane, number)}" if self.plan.counted else where
+        if self.plan.counted:
+            return f"{where}, which is step {step_of(self.plan, lane, number)}"
+        return where
 
 
 @dataclass(slots=True)

@@ -73,7 +73,9 @@ class StreamWork(LaneWork):
 
     def planned_files(self) -> PlannedFiles | None:
         """Return the table's files that the plan takes; None where rows are not counted."""
-        return PlannedFiles(self.plan, self.segments, self.windows) if self.plan.counted else None
+        if self.plan.counted:
+            return PlannedFiles(self.plan, self.segments, self.windows)
+        return None
 
     def needs(self) -> Iterator[FileNeeds]:
         """Return which bytes the lanes take, read by read."""

@@ -70,7 +70,9 @@ class CallerExecutor(LaneExecutor):
     @property
     def fetched(self) -> FetchStats:
         """Statistics of fetching for the lanes so far."""
-        return super().fetched if self._ahead is None else self._ahead.stats
+        if self._ahead is None:
+            return super().fetched
+        return self._ahead.stats
 
     def take(self, lane: int) -> SizedBatches | None:
         """Read the lane on to its next block; when all lanes are done, build the last batches from their tails."""

@@ -45,7 +45,9 @@ class LaneCounts:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pass the memory to a worker that is spawned, and start anew in any other copy."""
-        return (LaneCounts, ()) if get_spawning_popen() is None else super().__reduce_ex__(protocol)
+        if get_spawning_popen() is None:
+            return (LaneCounts, ())
+        return super().__reduce_ex__(protocol)
 
     def note(self, lanes: int, made: LaneMetrics) -> None:
         """Record what one of so many lanes has done since its iterator began."""

@@ -204,7 +204,9 @@ class ProcessExecutor(LaneExecutor):
         came = ready.popleft()
         if isinstance(came, BaseException):
             raise came
-        return came if isinstance(came, Batches) else self._work.codec.batches_of([[came]], self._work.plan.batch_size)
+        if isinstance(came, Batches):
+            return came
+        return self._work.codec.batches_of([[came]], self._work.plan.batch_size)
 
     def rest(self, lane: int) -> Rows | None:
         """Return the rows left over by a finished lane."""

@@ -161,7 +161,9 @@ class ThreadExecutor(LaneExecutor):
     @property
     def fetched(self) -> FetchStats:
         """Statistics of fetching for the lanes so far."""
-        return super().fetched if self._ahead is None else self._ahead.stats
+        if self._ahead is None:
+            return super().fetched
+        return self._ahead.stats
 
     def take(self, lane: int) -> SizedBatches | None:
         """Wait for a lane's next block."""

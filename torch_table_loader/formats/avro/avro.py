@@ -172,7 +172,9 @@ class _Types:
     def _of_name(self, avro: Any, namespace: str) -> pa.DataType:
         if avro["type"] in _RECORDS:
             return pa.struct(self.fields_of(avro, namespace))
-        return pa.binary(avro["size"]) if avro["type"] == "fixed" else pa.string()
+        if avro["type"] == "fixed":
+            return pa.binary(avro["size"])
+        return pa.string()
 
     def _nested(self, avro: Any, namespace: str) -> pa.DataType | None:
         if avro["type"] == "array":
@@ -207,7 +209,9 @@ def _logical_type(avro: Any) -> pa.DataType | None:
     kind, logical = avro["type"], avro.get("logicalType")
     if logical in _LOGICAL and kind in ("int", "long"):
         found = _LOGICAL[logical]
-        return pa.timestamp(found.unit) if avro.get("adjust-to-utc") is False else found
+        if avro.get("adjust-to-utc") is False:
+            return pa.timestamp(found.unit)
+        return found
     if logical == "uuid" and kind == "string":
         return pa.binary(16)
     if logical == "decimal" and kind in ("bytes", "fixed"):
@@ -225,12 +229,16 @@ def _full_name(avro: Any, namespace: str) -> tuple[str, str]:
 
 
 def _joined(name: str, namespace: str) -> str:
-    return name if "." in name or not namespace else f"{namespace}.{name}"
+    if "." in name or not namespace:
+        return name
+    return f"{namespace}.{name}"
 
 
 def _shown(avro: Any) -> str:
     """Return a type in a few words."""
-    return str(avro.get("name", avro.get("type"))) if isinstance(avro, dict) else str(avro)
+    if isinstance(avro, dict):
+        return str(avro.get("name", avro.get("type")))
+    return str(avro)
 
 
 def _plain(kind: pa.DataType) -> _Plain | None:
@@ -257,7 +265,9 @@ def _same(value: Any) -> Any:
 
 
 def _pairs(value: Any) -> Any:
-    return value.items() if isinstance(value, dict) else [(entry["key"], entry["value"]) for entry in value]
+    if isinstance(value, dict):
+        return value.items()
+    return [(entry["key"], entry["value"]) for entry in value]
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

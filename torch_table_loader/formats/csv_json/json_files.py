@@ -251,7 +251,9 @@ def _has_doubles(own: pa.Field) -> bool:
 
 
 def _half_of_double(kind: pa.DataType) -> pa.DataType:
-    return pa.float16() if pa.types.is_floating(kind) else kind
+    if pa.types.is_floating(kind):
+        return pa.float16()
+    return kind
 
 
 def _may_be_large(column: pa.ChunkedArray) -> bool:
@@ -268,7 +270,9 @@ def _is_large(values: pa.Array) -> bool:
 
 
 def _text_of_time(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_timestamp(kind) else kind
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    return kind
 
 
 def _zoned(own: pa.Field, column: pa.ChunkedArray) -> pa.Field:
@@ -285,7 +289,9 @@ def _zoned(own: pa.Field, column: pa.ChunkedArray) -> pa.Field:
         zones = pc.match_substring_regex(texts, "[T ].*(Z|[+-][0-9:]+)$")
         if not pc.any(zones).as_py():
             return kind
-        return pa.timestamp(kind.unit, "UTC") if pc.all(zones).as_py() else pa.string()
+        if pc.all(zones).as_py():
+            return pa.timestamp(kind.unit, "UTC")
+        return pa.string()
 
     return retyped(own, of)
 

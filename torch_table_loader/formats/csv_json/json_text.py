@@ -183,7 +183,9 @@ class Written:
 
 def _after_space(text: str, place: int) -> int:
     found = _SPACE.match(text, place)
-    return place if found is None else found.end()
+    if found is None:
+        return place
+    return found.end()
 
 
 def _integer(digits: str) -> int:

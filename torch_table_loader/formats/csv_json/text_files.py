@@ -160,7 +160,9 @@ def text_of(source: pa.NativeFile, file: DataFile, encoding: str = "utf-8") -> p
         TableError: the file is compressed in a way that is not read.
     """
     text = _unpacked(source, file)
-    return text if encoding == "utf-8" else pa.transcoding_input_stream(text, encoding, "utf-8")
+    if encoding == "utf-8":
+        return text
+    return pa.transcoding_input_stream(text, encoding, "utf-8")
 
 
 def _unpacked(source: pa.NativeFile, file: DataFile) -> pa.NativeFile:

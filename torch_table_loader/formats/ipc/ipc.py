@@ -294,7 +294,9 @@ def _buffers_before(schema: pa.Schema, column: str) -> int:
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
     found = message_at(pa.BufferReader(empty.serialize()), 0)
     batch = None if found is None else batch_of_message(found[0])
-    return 0 if batch is None else batch.vector(BUFFERS)[1]
+    if batch is None:
+        return 0
+    return batch.vector(BUFFERS)[1]
 
 
 def _cheapest(schema: pa.Schema) -> list[str]:
@@ -305,7 +307,9 @@ def _cheapest(schema: pa.Schema) -> list[str]:
             return 0
         return field.type.bit_width if pa.types.is_primitive(field.type) else 1 << 16
 
-    return [min(schema, key=width).name] if len(schema) else []
+    if len(schema):
+        return [min(schema, key=width).name]
+    return []
 
 
 def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:

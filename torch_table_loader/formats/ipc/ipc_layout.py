@@ -213,7 +213,9 @@ def batch_of_message(message: FlatTable) -> FlatTable | None:
     """Return the record batch of a message, that of a dictionary's too; None if it has none."""
     kind = message.byte(HEADER - 1)
     header = message.table(HEADER) if kind in (RECORD_BATCH, _DICTIONARY_BATCH) else None
-    return header.table(_BATCH_OF_DICTIONARY) if header and kind == _DICTIONARY_BATCH else header
+    if header and kind == _DICTIONARY_BATCH:
+        return header.table(_BATCH_OF_DICTIONARY)
+    return header
 
 
 def _check_buffers(source: pa.NativeFile, batch: FlatTable, body: int, num_bytes: int) -> None:

@@ -222,7 +222,9 @@ def _column_bytes(tail: Tail, num_rows: int) -> tuple[int, ...] | None:
         if kind in _TEXTS:
             sums = [dict(fields(each)).get(part) for key, part in _TEXT_SUMS if isinstance(each := own.get(key), bytes)]
             if not sums or not isinstance(sums[0], int):
-                return None if own.get(1) else num_bytes
+                if own.get(1):
+                    return None
+                return num_bytes
             return num_bytes + (sums[0] >> 1)
         for child in types[at].children:
             inner = count if kind == _STRUCT else _number(found[child].get(1, 0))
@@ -325,7 +327,9 @@ class StripeCheck:
     def zone_of(self, source: pa.NativeFile, stripe: Stripe) -> str:
         """Return the time zone that a stripe, once checked, was written in; "" if it has none."""
         found = dict(fields(self._footer(source, stripe))).get(_TIME_ZONE, b"")
-        return found.decode("latin-1") if isinstance(found, bytes) else ""
+        if isinstance(found, bytes):
+            return found.decode("latin-1")
+        return ""
 
     def _footer(self, source: pa.NativeFile, stripe: Stripe) -> bytes:
         start = stripe.start + stripe.index_bytes + stripe.data_bytes
@@ -344,7 +348,9 @@ class StripeCheck:
         """Return the numbers of columns at the top; the root's where a name may mean more."""
         known = dict(zip(self.names, self.types[0].children, strict=True))
         numbers = [None if "." in name else known.get(name) for name in columns]
-        return [0] if None in numbers else [number for number in numbers if number is not None]
+        if None in numbers:
+            return [0]
+        return [number for number in numbers if number is not None]
 
     def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
         """Read a stripe's footer: how each column is encoded, and where its streams are."""
@@ -454,7 +460,9 @@ class _StripeColumns:
         return decompressed(self._stored(at, kind), *self.file.chunks)
 
     def _version(self, at: int) -> int:
-        return 2 if self.columns[at].encoding > 1 else 1
+        if self.columns[at].encoding > 1:
+            return 2
+        return 1
 
     def _stored(self, at: int, kind: int) -> bytes:
         start, length = self.columns[at].streams.get(kind, (0, 0))
@@ -466,7 +474,9 @@ def _counting_stream(column: _Column, kind: int) -> int:
     """Return the stream that has an entry for each value of a column."""
     if kind in (_LIST, _MAP) or (kind in _TEXTS and column.encoding not in _DICTIONARIES):
         return _LENGTH
-    return _SECONDARY if kind in (_DECIMAL, _TIMESTAMP, _INSTANT) else _DATA
+    if kind in (_DECIMAL, _TIMESTAMP, _INSTANT):
+        return _SECONDARY
+    return _DATA
 
 
 def _packed(value: int | bytes) -> Iterable[int]:

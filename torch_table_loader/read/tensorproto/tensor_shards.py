@@ -91,7 +91,9 @@ def column_type(element: pa.DataType, pattern: Pattern) -> pa.DataType:
         kind = pa.list_(kind, length)
     if not pattern:
         return kind
-    return pa.list_(kind, pattern[0]) if pattern[0] else pa.list_(kind)
+    if pattern[0]:
+        return pa.list_(kind, pattern[0])
+    return pa.list_(kind)
 
 
 class _Column(NamedTuple):
@@ -454,7 +456,9 @@ class _Tensors:
 def _wrapped(element: pa.DataType, count: int, data: pa.Buffer) -> pa.Array:
     storage = element.storage_type if isinstance(element, ElementType) else element
     array = pa.Array.from_buffers(storage, count, [None, data], null_count=0)
-    return pa.ExtensionArray.from_storage(element, array) if isinstance(element, ElementType) else array
+    if isinstance(element, ElementType):
+        return pa.ExtensionArray.from_storage(element, array)
+    return array
 
 
 def _nested(kinds: Sequence[pa.DataType], values: pa.Array) -> pa.Array:

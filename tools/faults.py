@@ -116,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         *(1, "only the first of several position deletes counts", "read/deletes.py"),
-        "return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))",
+        "return distinct(np.concatenate(parts))",
         "return parts[0]",
         _DELETES,
     ),
@@ -279,8 +279,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "bytes of the disk cache are not compared with their checksum", "far/disk_cache.py"),
-        "return data if bytes(head) == _HEAD.pack(_MAGIC, digest, num_bytes, _checksum(data)) else None",
-        "return data",
+        "if bytes(head) == _HEAD.pack(_MAGIC, digest, num_bytes, _checksum(data)):",
+        "if head:",
         ("tests/far/test_fetch_disk_cache.py", "tests/torch/test_disk_cache.py::test_damage_is_fetched_anew"),
     ),
     Fault(
@@ -399,7 +399,7 @@ FAULTS = (
     ),
     Fault(
         *(8, "fetched bytes are kept until the file ends", "far/fetch_queue.py"),
-        "return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))",
+        "return self._left_behind(bisect_left(self._numbers, group))",
         "return []",
         (
             "tests/far/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
@@ -417,8 +417,8 @@ FAULTS = (
     ),
     Fault(
         *(9, "bytes are dropped while another column needs them", "far/fetch_queue.py"),
-        "return [] if self._numbers is not None else self._left_behind(",
-        "return self._left_behind(",
+        "        if self._numbers is not None:\n            return []\n        return self._left_behind(",
+        "        return self._left_behind(",
         (
             "tests/far/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
             "tests/torch/test_read_ahead.py::test_columns_of_row_groups_that_are_decoded_together_are_fetched_once",

@@ -128,17 +128,9 @@ class PackedItems(TableItems):
     @cached_property
     @override
     def bound(self) -> Bound:
-        pack, own = self.pack, self._bound_to(self._documents_as_delivered)
+        pack, own = self.pack, self._bound_to(_as_delivered(self.documents, self.columns, pack))
         packed = {"stage": f"{pack.strategy}-{self.tokens.made}", **pack.shape}
         return Bound(own.table, {**own.options, **packed})
-
-    @property
-    def _documents_as_delivered(self) -> pa.Schema:
-        """The documents with tokens of their own type, whatever the store keeps them in."""
-        fields = list(self.documents)
-        for place, own in enumerate(list(self.columns)[: len(self.pack.cut_columns)]):
-            fields[place] = fields[place].with_type(pa.large_list(kept_type(own.type.value_type)))
-        return pa.schema(fields)
 
     @property
     @override
@@ -223,12 +215,12 @@ class PackedItems(TableItems):
         Raises:
             ConfigError: an id that no row has, or sequences that do not follow documents.
         """
-        self._refuse_windows("exclude")
+        _refuse_windows(self.pack, "exclude")
         return super().exclude(row_ids)
 
     @override
     def include(self, row_ids: Any) -> Exclusions:
-        self._refuse_windows("include")
+        _refuse_windows(self.pack, "include")
         return super().include(row_ids)
 
     @override
@@ -353,13 +345,6 @@ class PackedItems(TableItems):
             raise ConfigError("as_map() has no epochs, and documents= takes one; leave documents or its epoch out")
         return SequenceOrder.of_windows(self.tokens.packer, self.tokens.lengths)
 
-    def _refuse_windows(self, what: str) -> None:
-        if not self.pack.permutes_documents:
-            raise ConfigError(
-                f'{what} removes documents, but strategy="windows" cuts tokens without regard to documents; use '
-                'strategy="concat", or filters='
-            )
-
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
         seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
@@ -391,6 +376,22 @@ class PackedItems(TableItems):
         raise TableError(
             f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.width}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
+        )
+
+
+def _as_delivered(documents: pa.Schema, columns: pa.Schema, pack: Pack) -> pa.Schema:
+    """Return the documents with tokens of their own type, whatever the store keeps them in."""
+    fields = list(documents)
+    for place, own in enumerate(list(columns)[: len(pack.cut_columns)]):
+        fields[place] = fields[place].with_type(pa.large_list(kept_type(own.type.value_type)))
+    return pa.schema(fields)
+
+
+def _refuse_windows(pack: Pack, what: str) -> None:
+    if not pack.permutes_documents:
+        raise ConfigError(
+            f'{what} removes documents, but strategy="windows" cuts tokens without regard to documents; use '
+            'strategy="concat", or filters='
         )
 
 

@@ -128,7 +128,7 @@ class PackedItems(TableItems):
     @cached_property
     @override
     def bound(self) -> Bound:
-        pack, own = self.pack, self._bound_to(_as_delivered(self.documents, self.columns, pack))
+        pack, own = self.pack, self._bound_to(_as_delivered(self.documents, self.columns, self.pack))
         packed = {"stage": f"{pack.strategy}-{self.tokens.made}", **pack.shape}
         return Bound(own.table, {**own.options, **packed})
 

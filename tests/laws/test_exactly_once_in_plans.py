@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +69,19 @@ def test_a_position_in_the_epoch_is_computed_without_iterating(
             whole = [run for section in plan.sections(lane) for run in expand(section.runs)]
             rest = [run for section in plan.sections(lane, start) for run in expand(section.runs)[section.skip :]]
             assert rest == whole[start * topology.batch_size :]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(layout=tables, cutter=cutters, topology=topologies, steps=st.integers(0, 40), started=st.integers(0, 5))
+def test_a_stage_that_ends_early_delivers_the_first_steps_of_the_plan(
+    layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, steps: int, started: int
+) -> None:
+    world, begin = World(layout, cutter), StreamPosition.at(1, topology)
+    cursor = begin.after(started)
+    for rank in range(min(topology.num_ranks, 3)):
+        planned = world.plan(begin, rank)
+        early = replace(planned, plan=planned.plan.up_to(steps))
+        assert delivered(early, cursor) == delivered(planned, begin)[started:steps]
 
 
 def expand(runs: object) -> list[tuple[int, int]]:

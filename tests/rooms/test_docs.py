@@ -263,7 +263,7 @@ def test_every_extra_for_users_is_documented() -> None:
     ],
 )
 def test_what_people_search_for_is_a_heading(word: str) -> None:
-    pages = [(ROOT / "docs" / name).read_text() for name in ("troubleshooting.md", "dataloader.md")]
+    pages = [(ROOT / "docs" / name).read_text() for name in ("troubleshooting.md", "dataloader.md", "types.md")]
     headings = re.findall(r"^## (.+)$", "\n".join(pages), re.MULTILINE)
     assert any(word.lower() in heading.lower() for heading in headings)
 

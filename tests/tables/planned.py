@@ -83,4 +83,4 @@ def _rows(planned: PlannedStream, stretch: Stretch, padded_from: int, epoch: int
     for number in range(-(-len(marked) // stretch.size)):
         part = marked[number * stretch.size : (number + 1) * stretch.size]
         result += [part[place] for place in stretch.window(number).order(SEED, epoch).tolist()]
-    return result[stretch.start :]
+    return result[stretch.start : stretch.stop]

@@ -158,7 +158,7 @@ def test_processes_make_the_same(table: str, shuffle: Any, served: dict[str, Any
         assert taken([loader], documents) == all_places(documents)
 
 
-@pytest.mark.parametrize("shuffle", ["splits", "rows"])
+@pytest.mark.parametrize("shuffle", [True, "splits", "rows"])
 def test_sequences_grow(table: str, shuffle: Any) -> None:
     pack = pack_of(corrupted, "concat", seq_len={0: 3, 4: 6})
     loader = loader_of(table, pack, shuffle=shuffle)

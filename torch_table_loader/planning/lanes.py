@@ -55,6 +55,7 @@ class Section:
         apart: whether windows also start over at each piece.
         window: rows of a shuffle window; None if rows come as they are read.
         dealt: rows of the batches to which windows deal their rows; see `Window`.
+        stop: where rows are no longer delivered, though they belong to the windows; None: all are delivered.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Section:
     apart: bool = False
     window: int | None = None
     dealt: int = 0
+    stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +84,7 @@ class RankPlan:
         by_file: whether a batch ends where a piece ends, so that no batch has rows of two files.
         window: rows of a shuffle window; None if rows come as they are read.
         deals: whether windows deal their rows to batches; see `Window`.
+        planned_steps: the steps of the plan, of which a stage that ends early takes fewer; None: `steps`.
     """
 
     lanes: tuple[Runs, ...]
@@ -93,6 +96,7 @@ class RankPlan:
     by_file: bool = False
     window: int | None = None
     deals: bool = False
+    planned_steps: int | None = None
     body_batches: list[int] = field(init=False)
     """Each lane's own batches: the full ones, or all if batches end with pieces."""
     endless: ClassVar[bool] = False
@@ -135,13 +139,17 @@ class RankPlan:
         If batches end with pieces, one ends after each.
         """
         for section in self.sections(lane, start):
-            rows = section.runs.slice(section.skip, section.runs.num_rows)
+            stop = section.runs.num_rows if section.stop is None else section.stop
+            rows = section.runs.slice(section.skip, stop)
             length = rows.stop - rows.start
             yield from length[length > 0].tolist()
 
     def up_to(self, steps: int) -> RankPlan:
-        """Return a plan of at most so many steps."""
-        return replace(self, steps=min(self.steps, steps))
+        """Return a plan of at most so many steps, which are the first ones of this plan.
+
+        Windows are those of this plan, so that whoever plans what is left of an open one need not know of its end.
+        """
+        return replace(self, steps=min(self.steps, steps), planned_steps=self.planned_steps or self.steps)
 
     def schedule(self, start: int = 0) -> Iterator[int]:
         """Yield the lane that each step's batch comes from."""
@@ -162,8 +170,10 @@ class RankPlan:
 
     def batches_before(self, step: int) -> list[int]:
         """Count the batches that each lane has delivered after `step` steps of the rank."""
+        return self._batches_before(min(step, self.steps))
+
+    def _batches_before(self, remaining: int) -> list[int]:
         body = self.body_batches
-        remaining = min(step, self.steps)
         turns = 0
         for batches in sorted(set(body)):
             running = sum(count >= batches for count in body)
@@ -240,8 +250,15 @@ class RankPlan:
         )
 
     def _body(self, lane: int, batches: int, start: int) -> Section:
-        rows = self.lanes[lane].slice(0, self._first_row(lane, batches))
-        return self._section(self.lane_name(lane), rows, self._first_row(lane, start), rows.num_rows)
+        stop = self._first_row(lane, batches)
+        planned = batches
+        if self.planned_steps is not None and self.window is not None:
+            planned = min(self._batches_before(self.planned_steps)[lane], self.body_batches[lane])
+        rows = self.lanes[lane].slice(0, self._first_row(lane, planned))
+        section = self._section(self.lane_name(lane), rows, self._first_row(lane, start), rows.num_rows)
+        if planned == batches:
+            return section
+        return replace(section, stop=stop)
 
     def _section(self, name: str, rows: Runs, skip: int, padded_from: int) -> Section:
         dealt = self.batch_size if self.deals else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,6 +169,7 @@ class Stretch:
         start: how many of them were delivered before.
         segments: what the splits of `runs` consist of.
         unit: the number of that older window, which is never permuted again, or None.
+        stop: how many of them are delivered, from the first one on; None: all.
     """
 
     section: str
@@ -179,6 +180,7 @@ class Stretch:
     size: int | None
     unit: int | None
     dealt: int = 0
+    stop: int | None = None
 
     def window(self, number: int) -> Window:
         """Return one of its windows."""
@@ -210,12 +212,24 @@ def stretches(section: Section, segments: SegmentTable) -> Iterator[Stretch]:
     at, num_splits, size = 0, len(segments.splits), section.window
     for runs in _apart(section.runs, num_splits, each=section.apart and size is not None):
         end = at + runs.num_rows
+        if section.stop is not None and at >= section.stop:
+            return
         if end > section.skip:
             first = int(runs.split[0])
             unit = first - num_splits if first >= num_splits else None
             own_size = size if unit is None else None
-            yield Stretch(section.name, at, runs, max(0, section.skip - at), segments, own_size, unit, section.dealt)
+            start = max(0, section.skip - at)
+            stretch = Stretch(section.name, at, runs, start, segments, own_size, unit, section.dealt)
+            yield stretch if section.stop is None else _up_to(stretch, section.stop - at)
         at = end
+
+
+def _up_to(stretch: Stretch, stop: int) -> Stretch:
+    """Return a stretch of which no more than so many rows are delivered; those of its last window are kept."""
+    if stop >= stretch.runs.num_rows:
+        return stretch
+    size = stretch.size or 1
+    return replace(stretch, runs=stretch.runs.slice(0, -(-stop // size) * size), stop=stop)
 
 
 def _apart(runs: Runs, num_splits: int, *, each: bool) -> Iterator[Runs]:

@@ -204,12 +204,12 @@ class StreamWork(LaneWork):
     def _permuted(self, stretch: Stretch, size: int, source: Iterator[Part[Rows]]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
         first = stretch.start // size
-        unwanted = stretch.start - first * size
-        left = stretch.runs.num_rows - first * size if self.plan.counted else None
+        at = first * size
+        left = stretch.runs.num_rows - at if self.plan.counted else None
         shuffle = self._shuffle(stretch, size, left or 0, first)
         for rows in _through(shuffle, source, left):
-            wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows) if unwanted else rows
-            unwanted -= rows.num_rows - wanted.num_rows
+            wanted = _between(rows, stretch.start - at, None if stretch.stop is None else stretch.stop - at)
+            at += rows.num_rows
             if wanted.num_rows:
                 yield from self._in_runs(wanted) if stretch.dealt else (wanted,)
 
@@ -298,6 +298,15 @@ class StreamWork(LaneWork):
 
 def _none(places: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.zeros(len(places), dtype=np.bool_)
+
+
+def _between(rows: Rows, start: int, stop: int | None) -> Rows:
+    """View the rows from one to another, where there are so many; None: to the end."""
+    start = min(max(start, 0), rows.num_rows)
+    stop = rows.num_rows if stop is None else min(max(stop, start), rows.num_rows)
+    if (start, stop) == (0, rows.num_rows):
+        return rows
+    return rows.slice(start, stop)
 
 
 def _views(parts: Iterator[Part[Rows]]) -> Iterator[Rows]:

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused(tables: Path, tmp_path: Path) -> None:
         ({"train": 0.8, "val": 0.2}, ["x", "kk"], "no column 'kk'"),
         ({"train": 0.8, "val": 0.2}, [], "columns must be"),
         ({}, "x", "split takes the share of each part"),
-        (["train", "val"], "x", "split takes the share of each part"),
+        (["train", "val"], "x", "split takes up to three weights of at least 0"),
     ):
         with pytest.raises(ConfigError, match=problem):
             dataset.split(parts, by=by)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from bench.resident import ALLOCATORS, TIMES, Resident, own_peak, peak_of_family, resident
+from bench.resident import ALLOCATORS, TIMES, Resident, resident
 from bench.shapes import COUNT, IN_PROCESSES, shape_of
+
+ROOT = Path(__file__).parents[2]
 
 _DAILY = {(20, "jemalloc"), (43, "system")}
 """A job in threads, and one in processes."""
@@ -46,35 +48,42 @@ def test_a_job_that_keeps_more_than_its_word_is_found() -> None:
     assert not Resident(1 << 20, 193 << 20).holds
 
 
-def test_the_peak_of_a_process_is_measured_after_its_memory_is_free() -> None:
-    """No sample has to be taken in time."""
-    with own_peak() as before:
-        pass
-    with own_peak() as found:
-        assert len(b"x" * _HOARD) == _HOARD
-    assert found[0] - before[0] > _HOARD * 3 // 4
+_PEAK = """
+import sys
+from bench.resident import own_peak
+with own_peak() as before:
+    pass
+with own_peak() as found:
+    assert len(b"x" * int(sys.argv[1])) == int(sys.argv[1])
+print(found[0] - before[0])
+"""
 
-
-def _hoard(done: multiprocessing.synchronize.Event) -> None:
-    kept = b"x" * _HOARD
+_PEAK_OF_FAMILY = """
+import multiprocessing, sys, time
+from bench.resident import peak_of_family
+def hoard(done, size):
+    kept = b"x" * size
     done.wait(60)
-    assert len(kept) == _HOARD
+    assert len(kept) == size
+size, context = int(sys.argv[1]), multiprocessing.get_context("fork")
+done = context.Event()
+with peak_of_family() as before:
+    time.sleep(0.5)
+child = context.Process(target=hoard, args=(done, size))
+child.start()
+with peak_of_family() as found:
+    deadline = time.monotonic() + 60
+    while found[0] - before[0] < size * 3 // 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+done.set()
+child.join()
+print(found[0] - before[0])
+"""
 
 
-def test_the_memory_of_worker_processes_is_measured() -> None:
-    """It is theirs, and not their parent's."""
-    context = multiprocessing.get_context("fork")
-    done = context.Event()
-    with peak_of_family() as before:
-        time.sleep(0.5)
-    child = context.Process(target=_hoard, args=(done,))
-    child.start()
-    try:
-        with peak_of_family() as found:
-            deadline = time.monotonic() + 60
-            while found[0] - before[0] < _HOARD * 3 // 4 and time.monotonic() < deadline:
-                time.sleep(0.05)
-    finally:
-        done.set()
-        child.join()
-    assert found[0] - before[0] >= _HOARD * 3 // 4
+@pytest.mark.parametrize("program", [_PEAK, _PEAK_OF_FAMILY], ids=["after it is free", "of worker processes"])
+def test_the_peak_of_memory_is_measured(program: str) -> None:
+    """Each in a process of its own, which has no other memory that it could give back meanwhile."""
+    command = [sys.executable, "-c", program, str(_HOARD)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
+    assert int(done.stdout) >= _HOARD * 3 // 4

@@ -61,8 +61,10 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
     documents = 2 * max(reading.rows, block) * job.row_bytes
     batches = batches_in_flight(options, batching.at_once, batching.blocks)
+    if mixing is not None:  # the next window begins when the first batches of this one are taken
+        batches = min(batches, -(-window // options.batch_rows) + batching.at_once)
     made = batches * options.batch_rows * batching.unit_bytes
-    if job.topology.mixing is not None:  # each split that is open, or read ahead, has a block of its own
+    if mixing is not None:  # each split that is open, or read ahead, has a block of its own
         blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes
         return held + made, open_bytes + documents + blocks
     return window * batching.unit_bytes + made, open_bytes + documents
@@ -78,7 +80,7 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.batching.blocks)
     most = min(reading.rows, units.in_rows(int(planned.segments.live_rows.max(initial=0))))
     read = (opened + 2 + reads_ahead(reading.threads)) * most + units.in_rows(window // max(1, opened))
-    kept = units.num_bytes * units.of_rows(read)
+    kept = units.num_bytes * min(units.of_rows(read), planned.plan.own_rows)
     if reading.stage is None:
         kept = read * (job.row_bytes + -(-len(reading.columns) // 8))
     return rows * units.num_bytes + kept

@@ -217,7 +217,7 @@ BESIDE = {
         _READER.format("tensorproto"),
         ("tests/torch/test_tensor_shards.py::test_numbers_that_arrow_has_not_are_padded_with_zeros",),
         (
-            *("tests/rooms/test_read_tensorproto.py", "tests/torch/test_tensor_shards.py"),
+            *("tests/formats/test_tensorproto.py", "tests/torch/test_tensor_shards.py"),
             *("tests/torch/test_shard_habits.py", "tests/services/test_s3_tensor_shards.py"),
         ),
         ("tensor-shards",),

@@ -56,7 +56,7 @@ GUESTS = {
     "csv_json": Guest("CSV and JSON", ("formats.csv_json",)),
     "ipc": Guest("Arrow files", ("formats.ipc",)),
     "orc": Guest("ORC", ("formats.orc",)),
-    "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),
+    "tensorproto": Guest("tensor shards of ONNX", ("formats.tensorproto",)),
     "text": Guest("packing", ("text",)),
     "budgets": Guest("batches by budget in streams", ("budgets",)),
     "statistics": Guest("statistics of columns", ("engine.measuring", "planning.value_sums")),

@@ -285,7 +285,7 @@ SOUND = {
     "planning/runs.py": "from .keys import x\nfrom pkg.planning import keys\n",
     "read/__init__.py": "",
     "read/parquet.py": "import pyarrow.parquet as pq\nfrom pkg.planning.runs import Runs\n",
-    "read/tensorproto/__init__.py": "import onnx\nfrom pkg.planning.keys import x\n",
+    "formats/tensorproto/__init__.py": "import onnx\nfrom pkg.planning.keys import x\n",
     "source/__init__.py": "",
     "source/storage.py": "import fsspec\n",
     "formats/__init__.py": "",
@@ -306,7 +306,7 @@ PLANTED = {
         "imports arrow, which is of its own level 2",
     ),
     "arrow asks planning": ("arrow/buffers.py", "from pkg.planning import x", "imports planning, which is of its own"),
-    "a guest": ("read/parquet.py", "import pkg.read.tensorproto", "imports read.tensorproto, which is of the guest 't"),
+    "a guest": ("dataset.py", "import pkg.formats.tensorproto", "imports formats.tensorproto, which is of the guest"),
     "another guest": (
         "formats/avro/__init__.py",
         "def f():\n    import pkg.formats.orc.orc",

@@ -14,7 +14,7 @@ import pytest
 from tests.tables.tensor_shards import WIDTHS, Tensor, tensor, values_of, write_shard
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
-from torch_table_loader.read.tensorproto import TensorProtoReader, TensorProtoWriter
+from torch_table_loader.formats.tensorproto import TensorProtoReader, TensorProtoWriter
 
 SHAPES = [(), (3,), (2, 3), (0, 2), (2, 0)]
 

@@ -15,11 +15,11 @@ import pytest
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.tensor_shards import tensor, write_shard
 from torch_table_loader.errors import TableError
+from torch_table_loader.formats.tensorproto import TensorProtoReader
+from torch_table_loader.formats.tensorproto.tensor_shards import _columns_of, _schema
 from torch_table_loader.iceberg.catalog import TableAddress
 from torch_table_loader.iceberg.source import IcebergRequest
 from torch_table_loader.read.parquet import ParquetReader
-from torch_table_loader.read.tensorproto import TensorProtoReader
-from torch_table_loader.read.tensorproto.tensor_shards import _columns_of, _schema
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.testing import ContractError, check_format_reader, check_source, stored_files
 from torch_table_loader.testing.format_readers import Damaged

@@ -19,7 +19,7 @@ from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from tests.tables.tensor_shards import WIDTHS, Tensor, bits, rows_of, tensor, values_of, write_shard
 from torch_table_loader import StructuredDataset, TableError, TableLoader
-from torch_table_loader.read.tensorproto import TensorProtoReader
+from torch_table_loader.formats.tensorproto import TensorProtoReader
 
 SHAPES: dict[str, Callable[[int], tuple[int, ...]]] = {
     "scalar": lambda _: (),

@@ -28,12 +28,7 @@ from torch_table_loader.arrow.datatypes import ElementType, innermost, plain_typ
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import FormatWriter, SalvagingReader, SettlingReader, SidecarReader, Traits
-from torch_table_loader.messages import first_twice
-from torch_table_loader.read.failures import reading
-from torch_table_loader.read.file_ends import open_at_start
-from torch_table_loader.read.list_groups import GROUP_BYTES, check_size, group_rows, read_exactly
-from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
-from torch_table_loader.read.tensorproto.protos import (
+from torch_table_loader.formats.tensorproto.protos import (
     CODES,
     LENGTH,
     TYPES,
@@ -45,6 +40,11 @@ from torch_table_loader.read.tensorproto.protos import (
     byte_width,
     type_name,
 )
+from torch_table_loader.messages import first_twice
+from torch_table_loader.read.failures import reading
+from torch_table_loader.read.file_ends import open_at_start
+from torch_table_loader.read.list_groups import GROUP_BYTES, check_size, group_rows, read_exactly
+from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
 from torch_table_loader.records import FileMeta, LeftOut
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from torch_table_loader.format_contracts import (
     SettlingReader,
     SidecarReader,
 )
-from torch_table_loader.read.tensorproto import TensorProtoReader
-from torch_table_loader.read.tensorproto.protos import FeatureParser
+from torch_table_loader.formats.tensorproto import TensorProtoReader
+from torch_table_loader.formats.tensorproto.protos import FeatureParser
 from torch_table_loader.testing import check_format_reader, stored_files
 
 
@@ -305,7 +305,7 @@ def test_it_is_found_by_name_and_names_its_extra(monkeypatch: pytest.MonkeyPatch
     from torch_table_loader.contracts import load_installed
 
     assert load_installed("torch_table_loader.formats", "tensorproto", "format reader") is TensorProtoReader
-    for module in [name for name in sys.modules if name.startswith("torch_table_loader.read.tensorproto")]:
+    for module in [name for name in sys.modules if name.startswith("torch_table_loader.formats.tensorproto")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'torch-table-loader\[onnx\]'"):

@@ -4,6 +4,6 @@ A plug-in, found by its entry points. It alone imports onnx (extra ``onnx``), wh
 tensors.
 """
 
-from torch_table_loader.read.tensorproto.tensor_shards import TensorProtoReader, TensorProtoWriter
+from torch_table_loader.formats.tensorproto.tensor_shards import TensorProtoReader, TensorProtoWriter
 
 __all__ = ["TensorProtoReader", "TensorProtoWriter"]

@@ -12,7 +12,9 @@ from torch import distributed
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_table_loader import StructuredDataset
+from torch_table_loader import LoaderKeywords, StructuredDataset
+
+EPOCHS = 3
 
 
 def collate(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,18 +27,17 @@ def main(path: str, checkpoint: Path) -> None:
     # random_split: by a hash of a column, so that a row stays in its part when the table grows.
     table = StructuredDataset(path, columns=["price", "label"], filters="price >= 0", batch_size=256)
     parts = table.split({"train": 0.9, "val": 0.1}, by="ad")
-    # DistributedSampler, worker_init_fn and drop_last: each rank finds its part, and all take equally many steps.
-    train = parts["train"].with_options(shuffle="rows", row_store="memory", collate_fn=collate).loader()
-    val = parts["val"].with_options(collate_fn=collate).loader()
+    # DistributedSampler: each rank finds its part, and all take equally many steps.
+    shuffled: LoaderKeywords = {"shuffle": "rows", "row_store": "memory", "even_ranks": "balance"}
+    train = parts["train"].with_options(**shuffled, collate_fn=collate).loader()
+    val = parts["val"].with_options(num_ranks="auto", even_ranks=False, collate_fn=collate).loader()
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = 0
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    states = {"model": model, "optimizer": optimizer, "loader": train}
     if checkpoint.exists():  # StatefulDataLoader: the state fits any number of ranks
-        saved = torch.load(checkpoint)
-        model.load_state_dict(saved["model"])
-        train.load_state_dict(saved["loader"])
-        first = saved["loader"]["epoch"]
-    for epoch in range(first, 2):
+        for name, saved in torch.load(checkpoint).items():
+            states[name].load_state_dict(saved)
+    for epoch in range(train.dataset.epoch, EPOCHS):
         train.set_epoch(epoch)
         for features, labels in train:
             optimizer.zero_grad()
@@ -47,7 +48,7 @@ def main(path: str, checkpoint: Path) -> None:
         total = torch.tensor([torch.cat(right).sum(), sum(map(len, right))])
         distributed.all_reduce(total)
         if distributed.get_rank() == 0:
-            torch.save({"model": model.state_dict(), "loader": train.state_dict()}, checkpoint)
+            torch.save({name: each.state_dict() for name, each in states.items()}, checkpoint)
             sys.stdout.write(f"epoch {epoch}: {total[0] / total[1]:.3f} of {int(total[1])} rows right\n")
     distributed.destroy_process_group()
 
@@ -55,4 +56,4 @@ def main(path: str, checkpoint: Path) -> None:
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # after DDP on gloo a thread of its own may abort a normal exit (torch 2.13)

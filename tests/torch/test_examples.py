@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -26,6 +27,8 @@ from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.writing import write_sample
 
 LINES = {
+    "messy_files": 65,
+    "moved_from_dataloader": 65,
     "pretrain_mixture": 85,
     "tabular_iceberg": 60,
     "train_accelerate": 60,
@@ -179,6 +182,45 @@ def test_the_tabular_example_stops_early_and_evaluates_its_best_model(shop: Path
     assert found is not None, printed
     assert float(found[1]) > 0.85
     assert 200 < int(found[2]) < 600
+
+
+@pytest.mark.slow
+def test_messy_exports_are_trained_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for number, rows in enumerate((1500, 200, 900)):
+        age, income = rng.integers(18, 90, rows), rng.lognormal(10, 0.5, rows).round()
+        city = rng.choice(["Köln", "Zürich", "Lyon"], rows)
+        left = (age < 40) ^ (city == "Lyon")
+        lines = ["customer;age;income;city;left"]
+        for row in range(rows):
+            gaps = "-" if row % 40 == 0 else age[row], "n/a" if row % 33 == 0 else city[row]
+            lines.append(f"{number}{row:05};{gaps[0]};{income[row]:.0f};{gaps[1]};{int(left[row])}")
+        data = ("\n".join(lines) + "\n").encode("latin-1")
+        if number == 1:
+            (tmp_path / "1.csv.gz").write_bytes(gzip.compress(data))
+        else:
+            (tmp_path / f"{number}.csv").write_bytes(data)
+    printed = run_job([sys.executable, str(ROOT / "examples" / "messy_files.py"), str(tmp_path)])
+    found = re.search(r"^test: ([\d.]+) of (\d+) rows right$", printed, re.MULTILINE)
+    assert found is not None, printed
+    assert float(found[1]) > 0.9
+    assert 400 < int(found[2]) < 700
+
+
+@pytest.mark.slow
+def test_what_was_a_dataloader_trains_and_resumes_on_one_rank(tmp_path: Path) -> None:
+    rng, folder = np.random.default_rng(1), tmp_path / "clicks"
+    folder.mkdir()
+    for number in range(FILES):
+        price = rng.random(ROWS, dtype=np.float32)
+        columns = {"label": (price < 0.5).astype(np.int32), "price": price, "ad": rng.integers(0, 500, ROWS)}
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=400)
+    held_out = StructuredDataset(folder).split({"train": 0.9, "val": 0.1}, by="ad")["val"].explain().live_rows
+    printed = run_example("moved_from_dataloader", folder, tmp_path / "checkpoint.pt")
+    shares = re.findall(r"^epoch (\d): ([\d.]+) of (\d+) rows right$", printed, re.MULTILINE)
+    assert [(epoch, int(rows)) for epoch, _, rows in shares] == [(str(epoch), held_out) for epoch in range(3)]
+    assert float(shares[-1][1]) > 0.8
+    assert run_example("moved_from_dataloader", folder, tmp_path / "checkpoint.pt", ranks=1) in printed
 
 
 @pytest.fixture(scope="module")

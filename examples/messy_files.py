@@ -35,7 +35,8 @@ def main(folder: str) -> None:
         "strings": {"city": Vocabulary(cities)},
         "transforms": {name: each.standardize for name, each in stats.items()},
     }
-    train = parts["train"].with_options(**options, shuffle=True, shuffle_buffer_size=1000).loader()
+    shuffled: LoaderKeywords = {**options, "shuffle": True, "shuffle_buffer_size": 1000}
+    train = parts["train"].with_options(**shuffled).loader()
     test = parts["test"].with_options(**options).loader()
     town = torch.nn.Embedding(1 + len(cities), 4)
     layers = torch.nn.Sequential(torch.nn.Linear(len(NUMBERS) + 4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))

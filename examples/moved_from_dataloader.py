@@ -6,13 +6,14 @@ torchrun --nproc-per-node 2 examples/moved_from_dataloader.py TABLE CHECKPOINT
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_table_loader import LoaderKeywords, StructuredDataset
+from torch_table_loader import StructuredDataset
 
 EPOCHS = 3
 
@@ -28,12 +29,12 @@ def main(path: str, checkpoint: Path) -> None:
     table = StructuredDataset(path, columns=["price", "label"], filters="price >= 0", batch_size=256)
     parts = table.split({"train": 0.9, "val": 0.1}, by="ad")
     # DistributedSampler: each rank finds its part, and all take equally many steps.
-    shuffled: LoaderKeywords = {"shuffle": "rows", "row_store": "memory", "even_ranks": "balance"}
-    train = parts["train"].with_options(**shuffled, collate_fn=collate).loader()
+    mine = parts["train"].with_options(shuffle="rows", row_store="memory", even_ranks="balance")
+    train = mine.with_options(collate_fn=collate).loader()
     val = parts["val"].with_options(num_ranks="auto", even_ranks=False, collate_fn=collate).loader()
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    states = {"model": model, "optimizer": optimizer, "loader": train}
+    states: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": train}
     if checkpoint.exists():  # StatefulDataLoader: the state fits any number of ranks
         for name, saved in torch.load(checkpoint).items():
             states[name].load_state_dict(saved)

@@ -205,6 +205,10 @@ class Planner:
         """Return the steps of the rank that takes most in the position's stage; the rows of all ranks are counted."""
         return max(self.steps_of_ranks(position, count=True) or [0])
 
+    def is_over(self, position: StreamPosition) -> bool:
+        """Return whether no rank has a step left in the newest stage."""
+        return self.counted and 0 < position.stage.steps >= self.longest(position)
+
     def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
         if not self.strategy.cuts:

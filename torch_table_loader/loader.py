@@ -402,7 +402,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
                 f'{"" if options.collate_fn is None else " through collate_fn"}; pass output_format="arrow" and no '
                 "collate_fn"
             )
-        schema = self._position.job.schema(self._position.next)
+        schema = self._position.job.schema
         return pa.RecordBatchReader.from_batches(schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def metrics(self) -> Metrics:

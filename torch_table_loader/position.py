@@ -85,7 +85,7 @@ class NamedColumns:
             raise ConfigTypeError(
                 f"`in` asks for the name of a column, got {type(name).__name__}; iterate to look for rows or batches"
             )
-        return name in self._position.job.schema(self._position.next).names
+        return name in self._position.job.schema.names
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse single rows, which `Subset`, samplers and another DataLoader ask for; `as_map` has them."""

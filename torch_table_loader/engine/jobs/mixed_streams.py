@@ -347,7 +347,7 @@ def _form(job: MixedStreams, name: str, codec: RowsCodec[Any]) -> SourceForm:
         policy = TypePolicy.of(job.options)
         form: SourceForm = job.samples.parts.form_of_source(number, codec, job.columns, schema, policy)
         return form
-    return PlainForm(number, codec, job.schema(), places_of(job.columns, schema), job.topology.marks_padding)
+    return PlainForm(number, codec, job.schema, places_of(job.columns, schema), job.topology.marks_padding)
 
 
 def _row_ids(job: MixedStreams, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
-import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.engine.jobs.batching import Batching
@@ -18,7 +17,6 @@ from torch_table_loader.engine.jobs.explained import KnownEpoch, explained
 from torch_table_loader.engine.jobs.file_places import FilePlaces
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import with_padding
 from torch_table_loader.engine.jobs.stream_check import StreamCheck
 from torch_table_loader.engine.jobs.stream_memory import Reading, cost_of_fetching, fetched_at_once, lane_bytes
 from torch_table_loader.engine.jobs.stream_notes import loads_of, notes_of_stream, steps_of_ranks
@@ -198,10 +196,6 @@ class StreamJob(Job):
         """Return what the job has done, as if its ranks had taken full batches."""
         rows = sum(each.steps * self.by_step.step(each.topology).samples for each in position.stages)
         return self.by_step.did(position.steps_taken, rows)
-
-    @override
-    def schema(self, position: StreamPosition) -> pa.Schema:
-        return with_padding(self.columns, self.topology)
 
     @override
     def planned(self, position: StreamPosition) -> PlannedStream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
@@ -24,6 +24,7 @@ from torch_table_loader.engine.jobs.resolve import (
     with_padding,
 )
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows, weights_of
+from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
@@ -60,24 +61,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _KEPT_STREAMS = 4
-
-
-class NewestStreams:
-    """The orders that were asked for last, which are kept since what was walked is known to them."""
-
-    def __init__(self) -> None:
-        """Keep none yet."""
-        self._by_key: dict[tuple[Any, ...], PackedStream] = {}
-
-    def of(self, key: tuple[Any, ...], make: Callable[[], PackedStream]) -> PackedStream:
-        """Return the order of a key, made if it is not kept."""
-        if (known := self._by_key.get(key)) is not None:
-            return known
-        made = make()
-        while len(self._by_key) >= _KEPT_STREAMS:
-            del self._by_key[next(iter(self._by_key))]
-        self._by_key[key] = made
-        return made
+"""Orders that were asked for last; what was walked of them is known to them."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,7 +71,9 @@ class PackedItems(TableItems):
     documents: pa.Schema
     tokens: StoredTokens
     word_of_rows: ClassVar[str] = "documents"
-    _streams: NewestStreams = field(default_factory=NewestStreams, init=False, repr=False)
+    _streams: Newest[tuple[Any, ...], PackedStream] = field(
+        default_factory=partial(Newest, _KEPT_STREAMS), init=False, repr=False
+    )
 
     @classmethod
     def of(

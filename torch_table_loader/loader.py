@@ -402,7 +402,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
                 f'{"" if options.collate_fn is None else " through collate_fn"}; pass output_format="arrow" and no '
                 "collate_fn"
             )
-        schema = self._position.job.schema(self._position.next)
+        schema = self._position.job.schema
         return pa.RecordBatchReader.from_batches(schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def metrics(self) -> Metrics:
@@ -537,7 +537,7 @@ class LoaderIterator(Iterator[B_co]):
                 f'epochs="forever" never gives a batch on rank {self._job.rank}, which has no batch in an epoch; '
                 "make batches or splits smaller"
             )
-        behind = next(position.starts_behind(ended.epoch), None)
+        behind = next(position.job.walk.starts_behind(ended.epoch), None)
         position.set_epoch(ended.epoch + 1)
         if behind is None:
             return False
@@ -581,7 +581,7 @@ class LoaderIterator(Iterator[B_co]):
 
     def _was_last(self) -> bool:
         """Whether the last batch was yielded; if rows are not counted, one batch is read ahead to find out."""
-        if next(self._position.starts_behind(self.progress.leg.position.epoch), None) is not None:
+        if next(self._position.job.walk.starts_behind(self.progress.leg.position.epoch), None) is not None:
             return False
         if self._plan.counted:
             ended = not self._plan.endless and not self.progress.left

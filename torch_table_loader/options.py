@@ -259,94 +259,10 @@ class LoaderOptions:
             value, check = getattr(self, entry.name), entry.metadata["about"].check
             if check is not None and not (value is None and entry.default is None):
                 object.__setattr__(self, entry.name, check(entry.name, value))
-        self._check_rank()
-        self._check_output()
-        self._check_rows()
-        self._check_budget()
-        self._check_files()
-        self._check_cache()
+        for check_together in _TOGETHER:
+            check_together(self)
         if self.pack is not None:
             self.pack.check_beside({entry.name: getattr(self, entry.name) for entry in fields(self)})
-
-    def _check_rank(self) -> None:
-        if self.rank is None:
-            return
-        if self.num_ranks is not None and not isinstance(self.num_ranks, int):
-            beside = "a mesh" if checks.is_mesh(self.num_ranks) else 'num_ranks="auto"'
-            raise ConfigError(f"rank={self.rank} was given beside {beside}, which determines it; leave rank out")
-        if self.num_ranks in (None, 1) and self.rank:
-            raise ConfigError(
-                f"rank={self.rank} needs num_ranks=, which is 1 by default; pass "
-                'num_ranks=dist.get_world_size(), or num_ranks="auto" and no rank'
-            )
-        if self.rank >= (self.num_ranks or 1):
-            raise ConfigError(
-                f"rank must be in [0, num_ranks), got rank={self.rank} num_ranks={self.num_ranks}; "
-                "pass the global rank (dist.get_rank()), not the local one"
-            )
-
-    def _check_output(self) -> None:
-        if self.output_format in ("arrow", "dict") and self.collate_fn is None and self.device is not None:
-            raise ConfigError(
-                f"output_format={self.output_format!r} holds no tensors that device= could move; pass a collate_fn "
-                "that makes tensors, or leave device out"
-            )
-
-    def _check_rows(self) -> None:
-        if self.weights is not None and self.on_growth is not None:
-            raise ConfigError("on_growth and weights do not go together: new rows change every share; leave one out")
-        rows = self.shuffle == "rows"
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.metadata["about"].group == (SPLITS if rows else ROWS) and value != entry.default:
-                raise ConfigError(
-                    f"{entry.name}={checks.shown(value)} does not work with shuffle={self.shuffle!r}; "
-                    + ("leave it out" if rows else 'leave it out, or pass shuffle="rows"')
-                )
-        if rows and self.even_ranks == "drop":
-            raise ConfigError(
-                f'even_ranks={self.even_ranks!r} is for splits: with shuffle="rows" ranks differ only in the last '
-                "step; leave it out, or pass drop_last=True"
-            )
-
-    def _check_budget(self) -> None:
-        budget = self.budget
-        if budget is None:
-            return
-        if not self.count_filtered:
-            raise ConfigError(
-                "batch_size=Budget(...) counts the rows that pass the filter; leave count_filtered=True, or pass a "
-                "number of rows"
-            )
-        for name in ("pack", "global_batch_size", "batch_by"):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"batch_size=Budget(...) decides how many rows each batch has, and {name} needs as many in all; "
-                    f"leave {name} out, or pass a number"
-                )
-
-    def _check_files(self) -> None:
-        if self.batch_by is None:
-            return
-        if not self.count_filtered:
-            raise ConfigError(
-                'batch_by="file" needs the number of rows that pass the filter; leave count_filtered=True, or batch_by '
-                "out"
-            )
-        if self.split_strategy is None and self.split_size is not None:
-            raise ConfigError(
-                'batch_by="file" splits a table into whole files; leave split_size out, or pass '
-                'split_strategy="target_size", which then batches each split by itself'
-            )
-
-    def _check_cache(self) -> None:
-        remote = self.remote
-        far_rows = "://" in str(self.rows_kept.place)  # these are fetched all the same
-        if remote.cache_dir is not None and remote.read_ahead_bytes == 0 and not far_rows:
-            raise ConfigError(
-                "storage_options: cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches "
-                "nothing ahead; leave one of the two out"
-            )
 
     @property
     def budget(self) -> Budget | None:
@@ -518,6 +434,95 @@ class LoaderOptions:
     def remote(self) -> RemoteOptions:
         """How files of stores are read, as `storage_options` says it."""
         return RemoteOptions.of(self.storage_options)
+
+
+def _check_rank(options: LoaderOptions) -> None:
+    if options.rank is None:
+        return
+    if options.num_ranks is not None and not isinstance(options.num_ranks, int):
+        beside = "a mesh" if checks.is_mesh(options.num_ranks) else 'num_ranks="auto"'
+        raise ConfigError(f"rank={options.rank} was given beside {beside}, which determines it; leave rank out")
+    if options.num_ranks in (None, 1) and options.rank:
+        raise ConfigError(
+            f"rank={options.rank} needs num_ranks=, which is 1 by default; pass "
+            'num_ranks=dist.get_world_size(), or num_ranks="auto" and no rank'
+        )
+    if options.rank >= (options.num_ranks or 1):
+        raise ConfigError(
+            f"rank must be in [0, num_ranks), got rank={options.rank} num_ranks={options.num_ranks}; "
+            "pass the global rank (dist.get_rank()), not the local one"
+        )
+
+
+def _check_output(options: LoaderOptions) -> None:
+    if options.output_format in ("arrow", "dict") and options.collate_fn is None and options.device is not None:
+        raise ConfigError(
+            f"output_format={options.output_format!r} holds no tensors that device= could move; pass a collate_fn "
+            "that makes tensors, or leave device out"
+        )
+
+
+def _check_rows(options: LoaderOptions) -> None:
+    if options.weights is not None and options.on_growth is not None:
+        raise ConfigError("on_growth and weights do not go together: new rows change every share; leave one out")
+    rows = options.shuffle == "rows"
+    for entry in fields(options):
+        value = getattr(options, entry.name)
+        if entry.metadata["about"].group == (SPLITS if rows else ROWS) and value != entry.default:
+            raise ConfigError(
+                f"{entry.name}={checks.shown(value)} does not work with shuffle={options.shuffle!r}; "
+                + ("leave it out" if rows else 'leave it out, or pass shuffle="rows"')
+            )
+    if rows and options.even_ranks == "drop":
+        raise ConfigError(
+            f'even_ranks={options.even_ranks!r} is for splits: with shuffle="rows" ranks differ only in the last '
+            "step; leave it out, or pass drop_last=True"
+        )
+
+
+def _check_budget(options: LoaderOptions) -> None:
+    budget = options.budget
+    if budget is None:
+        return
+    if not options.count_filtered:
+        raise ConfigError(
+            "batch_size=Budget(...) counts the rows that pass the filter; leave count_filtered=True, or pass a "
+            "number of rows"
+        )
+    for name in ("pack", "global_batch_size", "batch_by"):
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"batch_size=Budget(...) decides how many rows each batch has, and {name} needs as many in all; "
+                f"leave {name} out, or pass a number"
+            )
+
+
+def _check_files(options: LoaderOptions) -> None:
+    if options.batch_by is None:
+        return
+    if not options.count_filtered:
+        raise ConfigError(
+            'batch_by="file" needs the number of rows that pass the filter; leave count_filtered=True, or batch_by out'
+        )
+    if options.split_strategy is None and options.split_size is not None:
+        raise ConfigError(
+            'batch_by="file" splits a table into whole files; leave split_size out, or pass '
+            'split_strategy="target_size", which then batches each split by itself'
+        )
+
+
+def _check_cache(options: LoaderOptions) -> None:
+    remote = options.remote
+    far_rows = "://" in str(options.rows_kept.place)  # these are fetched all the same
+    if remote.cache_dir is not None and remote.read_ahead_bytes == 0 and not far_rows:
+        raise ConfigError(
+            "storage_options: cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches "
+            "nothing ahead; leave one of the two out"
+        )
+
+
+_TOGETHER = (_check_rank, _check_output, _check_rows, _check_budget, _check_files, _check_cache)
+"""Refuse options that depend on each other and do not fit."""
 
 
 ABOUT: Mapping[str, About] = {entry.name: entry.metadata["about"] for entry in fields(LoaderOptions)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -86,7 +85,7 @@ class NamedColumns:
             raise ConfigTypeError(
                 f"`in` asks for the name of a column, got {type(name).__name__}; iterate to look for rows or batches"
             )
-        return name in self._position.job.schema(self._position.next).names
+        return name in self._position.job.schema.names
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse single rows, which `Subset`, samplers and another DataLoader ask for; `as_map` has them."""
@@ -209,7 +208,7 @@ class JobPosition:
             TypeError: the caller turned the counting pass off, or the epoch has no end.
         """
         position, job = self._counted(), self.job
-        others = (job.start(epoch) for epoch in self._epochs_of(position.epoch) if epoch != position.epoch)
+        others = (job.start(epoch) for epoch in job.walk.epochs_of(position.epoch) if epoch != position.epoch)
         return job.walk.steps_of_epoch(position) + sum(map(job.walk.steps_of_epoch, others))
 
     @property
@@ -231,22 +230,17 @@ class JobPosition:
         Raises:
             TypeError: the number is not known, or has no end.
         """
-        found = [self.job.num_samples(epoch) for epoch in self._epochs_of(self._counted().epoch)]
+        job = self.job
+        found = [job.num_samples(epoch) for epoch in job.walk.epochs_of(self._counted().epoch)]
         if any(number is None for number in found):
             raise TypeError(UNKNOWN_SAMPLES)
         return sum(number for number in found if number is not None)
-
-    def _epochs_of(self, epoch: int) -> range:
-        """Return the epochs of the iteration that an epoch is of, where they are counted."""
-        epochs = self.job.options.epochs
-        number = epochs if isinstance(epochs, int) else 1
-        return range(first := epoch // number * number, first + number)
 
     @property
     def remaining(self) -> int:
         """Of those, the steps that this rank has not taken where the job is now; see `num_steps`."""
         position, job = self._counted(), self.job
-        return job.walk.steps_left(position) + sum(map(job.walk.steps_of_epoch, self.starts_behind(position.epoch)))
+        return job.walk.steps_left(position) + sum(map(job.walk.steps_of_epoch, job.walk.starts_behind(position.epoch)))
 
     @property
     def left(self) -> int | None:
@@ -263,15 +257,6 @@ class JobPosition:
         if self.job.options.epochs == "forever":
             raise TypeError(ENDLESS_EPOCHS)
         return self.now
-
-    def starts_behind(self, epoch: int) -> Iterator[Position]:
-        """Yield the starts of the epochs with which an iteration continues after one; see the option `epochs`."""
-        epochs = self.job.options.epochs
-        if epochs is None:
-            return
-        following = count(epoch + 1) if epochs == "forever" else range(epoch + 1, (epoch // epochs + 1) * epochs)
-        for number in following:
-            yield self.job.start(number)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterator, here and in existing worker processes.
@@ -294,15 +279,9 @@ class JobPosition:
         self._begin(position)
         if self._plan_check is not None:
             self._plan_check.raise_if_others_wait()
-            start = self._said_of(position) if continues and self.job.counted else None
+            start = _compared(self.job, position) if continues and self.job.counted else None
             self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
         return position
-
-    def _said_of(self, position: Position) -> dict[str, Any]:
-        """Return what ranks compare of the place at which they continue: what a state says, by name."""
-        state = state_of(self.job, replace(position, ended=False))
-        parts = {name: digest_of(value) for name, value in state.items()}
-        return {**parts, "epoch": position.epoch, "steps": position.steps_taken}
 
     def seek(self, position: Position, job: Job | None = None) -> None:
         """Make the next iterator begin at a position, of another job if one is given.
@@ -338,7 +317,7 @@ class JobPosition:
         """Make the next iterator begin so many global batches behind where the job is; see `TableLoader.skip`."""
         wanted = integer("batches", batches, 0)
         position, missing = self.job.walk.behind(self.job.current(self.now), wanted)
-        starts = self.starts_behind(position.epoch)
+        starts = self.job.walk.starts_behind(position.epoch)
         while missing and (start := next(starts, None)) is not None:
             before = missing
             position, missing = self.job.walk.behind(start, missing)
@@ -442,7 +421,7 @@ class JobPosition:
             self.job.refuse_nulls()
             self.job.check_alone()
             warn_of_a_whole_table(self.job.options)
-            self._warn_of_no_steps()
+            _warn_of_no_steps(self.job, self.epoch)
             self._may_read.fill_(True)
         self.warn_of_uneven_steps()
 
@@ -453,23 +432,30 @@ class JobPosition:
             self._warned_of_uneven_steps.fill_(True)
             self.job.warn_of_uneven_steps()
 
-    def _warn_of_no_steps(self) -> None:
-        """Warn if `drop_last` leaves no step in an epoch."""
-        job = self.job
-        if not job.options.drop_last:
-            return
-        plans = [job.planned(stage).plan for stage in job.walk.stages(job.start(self.epoch))]
-        if not any(plan.endless or not plan.counted or plan.steps for plan in plans):
-            filled = job.samples.filled
-            warn_caller(
-                f"drop_last=True leaves rank {job.rank} no step in an epoch, since it has too few {filled} for one; "
-                "pass a smaller batch_size (or seq_len), or drop_last=False for a step that is short"
-            )
-
     def _begin(self, position: Any) -> None:
         self.before_reading()
         for name, own in self.job.exclusion_states.items():
             own.begin(position.epoch, position.exclusions[name].running)
+
+
+def _compared(job: Job, position: Position) -> dict[str, Any]:
+    """Return what ranks compare of the place at which they continue: what a state says, by name."""
+    state = state_of(job, replace(position, ended=False))
+    parts = {name: digest_of(value) for name, value in state.items()}
+    return {**parts, "epoch": position.epoch, "steps": position.steps_taken}
+
+
+def _warn_of_no_steps(job: Job, epoch: int) -> None:
+    """Warn if `drop_last` leaves no step in an epoch."""
+    if not job.options.drop_last:
+        return
+    plans = [job.planned(stage).plan for stage in job.walk.stages(job.start(epoch))]
+    if not any(plan.endless or not plan.counted or plan.steps for plan in plans):
+        filled = job.samples.filled
+        warn_caller(
+            f"drop_last=True leaves rank {job.rank} no step in an epoch, since it has too few {filled} for one; "
+            "pass a smaller batch_size (or seq_len), or drop_last=False for a step that is short"
+        )
 
 
 class EpochSampler:

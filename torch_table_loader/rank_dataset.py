@@ -171,7 +171,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the batches."""
-        return self.job.schema(self._position.next)
+        return self.job.schema
 
     @property
     def num_rows(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -17,32 +16,21 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.cancellation import interruptibly
-from torch_table_loader.causes import in_brief, is_led_away, is_no_key, store_error_type
-from torch_table_loader.errors import (
-    AccessRefusedError,
-    ConfigError,
-    MissingFileError,
-    StorageError,
-    StorageTimeoutError,
-    TableError,
-    TableLoaderError,
-)
+from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.ranges import ChangedFile, Client, Found, far
 from torch_table_loader.records import FileVersion, Traffic
-from torch_table_loader.scrubbing import HIDDEN, public_options, scrub, secrets_of
+from torch_table_loader.scrubbing import public_options
 from torch_table_loader.source.address import HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address, shown
 from torch_table_loader.source.local_client import LocalClient
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter, of_length
+from torch_table_loader.source.store_errors import StoreErrors
 from torch_table_loader.translating import translating
 
 T = TypeVar("T")
 
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
-
-
-_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 
 Login = Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
 
@@ -198,6 +186,12 @@ class FileStorage:
         return _restore, (self.protocol, dict(self.options), _MEMORY_OF, self.retry_seconds)
 
     @property
+    def _errors(self) -> StoreErrors:
+        """What is said of the client's errors."""
+        known = self._process.connection
+        return StoreErrors(self.protocol, self.options, {} if known is None else known.options)
+
+    @property
     def _is_far(self) -> bool:
         """Whether requests go over a network."""
         return self.protocol not in {"file", "memory"}
@@ -226,7 +220,7 @@ class FileStorage:
         except (TypeError, ValueError, KeyError) as error:
             if isinstance(error, TableLoaderError):
                 raise
-            raise self._misfit(error) from self._scrubbed(error, path)
+            raise self._errors.misfit(error, self.client_name) from self._errors.scrubbed(error, path)
 
     def _renew(self, refused: _Connection) -> bool:
         """Connect anew where that may log in with other credentials; return whether it may."""
@@ -258,7 +252,7 @@ class FileStorage:
             RetryPolicy(self.retry_seconds),
             self._process.counter,
             self.shown(path),
-            lambda error: self._first_line(error, path),
+            lambda error: self._errors.first_line(error, path),
             lambda: used is not None and self._renew(used),
         )
         with self._own_errors(path, attempts):
@@ -278,86 +272,15 @@ class FileStorage:
                 "writers add new files instead of writing over old ones"
             ) from None
         except TypeError as error:  # s3fs passes options on and reports wrong ones at its first request
-            raise self._misfit(error) from self._scrubbed(error, path)
+            raise self._errors.misfit(error, self.client_name) from self._errors.scrubbed(error, path)
         except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
             tried = "" if attempts is None else attempts.note
-            raise self._failure(error, path, tried) from self._scrubbed(error, path)
+            raise self._errors.failure(error, path, tried) from self._errors.scrubbed(error, path)
         except BaseException as error:
             # obstore panics at some options; its class is no Exception, and has no public name.
             if type(error).__module__ != "pyo3_runtime":
                 raise
-            raise self._misfit(error) from None
-
-    def _first_line(self, error: BaseException, path: str) -> str:
-        """Return the first line of the client's error."""
-        lines = self._scrub(str(error), path).splitlines()
-        return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
-
-    def _failure(self, error: Exception, path: str, tried: str) -> TableLoaderError:
-        """Return the library's error for a client's error, with a note of how often it was tried."""
-        shown, kind = self.shown(path), store_error_type(error)
-        if kind is MissingFileError:
-            return MissingFileError(
-                f"{shown}: expected a file, found none; restore it, or make a new loader, which lists the table again",
-                shown,
-            )
-        details = f"{type(error).__name__}: {self._scrub(str(error), path)}{tried}"
-        if is_led_away(error):
-            return StorageError(
-                f"{shown}: the store redirects the request to another place, to which no login is sent ({details}); "
-                "pass the endpoint, and for S3 the region, where the data is, in storage_options"
-            )
-        if is_no_key(error):
-            return StorageError(
-                f"{shown}: the client of this store cannot ask for this key ({details}): keys have empty parts (//) "
-                "on S3 alone, and parts of dots nowhere; copy the object to another key"
-            )
-        if kind is AccessRefusedError:
-            return AccessRefusedError(
-                f"{shown}: the store refuses access ({details}); grant it, or pass credentials in storage_options",
-                shown,
-            )
-        if kind is StorageTimeoutError:
-            return StorageTimeoutError(
-                f"{shown}: the store did not answer in time ({details}); check the network and the endpoint in "
-                "storage_options",
-                shown,
-            )
-        return kind(
-            f"{shown}: the request to the store failed: {details}; "
-            "check the path, the network, and endpoint and credentials in storage_options"
-        )
-
-    def _misfit(self, error: BaseException) -> ConfigError:
-        names = ", ".join(sorted(self.options)) or "none"
-        return ConfigError(
-            f"storage_options do not fit {self.client_name} ({self.protocol}://), given: {names}; "
-            f"it says: {self._scrub(str(error), '')}"
-        )
-
-    def _scrub(self, text: str, path: str, *, whole: bool = False) -> str:
-        known = self._process.connection
-        renewed = {} if known is None else known.options
-        of_url = secrets_of({"path": path}) if self.protocol in HTTP_PROTOCOLS else ()
-        text = text if whole else in_brief(text)
-        if self.protocol in HTTP_PROTOCOLS and "?" in path:  # its client may encode it in another way
-            text = _QUERY.sub(rf"\1?{HIDDEN}", text)
-        return scrub(text, (*secrets_of(self.options), *secrets_of(renewed), *of_url))
-
-    def _scrubbed(self, error: BaseException, path: str) -> BaseException:
-        """Return the error itself or, if it or its causes show a secret, a copy without it.
-
-        A cause may show in its repr, which crash reports contain, the headers that it sent.
-        """
-        seen: set[int] = set()
-        link: BaseException | None = error
-        while link is not None and id(link) not in seen:
-            seen.add(id(link))
-            told = self._scrub(str(link), path) == str(link) and self._scrub(repr(link), path, whole=True) == repr(link)
-            if not told:
-                return OSError(f"{type(error).__name__}: {self._scrub(str(error), path)}")
-            link = link.__cause__ or link.__context__
-        return error
+            raise self._errors.misfit(error, self.client_name) from None
 
 
 _MEMORY_STAYS = (

@@ -67,7 +67,13 @@ def one_of(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_under(job: StreamJob, tasks: Iterable[ReadTask], key: EpochKey, width: int) -> NDArray[np.int64]:
-    """Return the row id of each document under each sequence of a stream; see `StreamJob.rows_under`."""
+    """Return the row id of each document under each sequence of a stream; this reads the documents.
+
+    Args:
+        tasks: name the rows of the stream, beginning with a whole sequence.
+        key: what decides by chance how sequences are made.
+        width: tokens of a sequence.
+    """
     from torch_table_loader.text.packed_streams import documents_under
 
     return documents_under(job, tasks, key, width)

@@ -23,6 +23,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.arrays import array_of, number_type
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
+from torch_table_loader.engine.newest import Newest
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.keys import stage_key
 from torch_table_loader.planning.lists import ListLengths
@@ -128,17 +129,16 @@ class ChangedTokens(StoredTokens):
         self._seed, self._epoch = seed, 0
         self._stage = stage.of_epoch(stage_key(seed, 0), shuffle=False)
         self._counted = _EpochLengths()
-        self._epochs: dict[int, ChangedTokens] = {}
+        self._epochs: Newest[int, ChangedTokens] = Newest(_KEPT_EPOCHS)
 
     @override
     def of_epoch(self, epoch: int) -> ChangedTokens:
-        if (known := self._epochs.get(epoch)) is not None:
-            return known
-        made = self._epochs[epoch] = copy.copy(self)
-        made._epoch, made._epochs, made._counted = epoch, {}, _EpochLengths()
+        return self._epochs.of(epoch, lambda: self._changed_in(epoch))
+
+    def _changed_in(self, epoch: int) -> ChangedTokens:
+        made = copy.copy(self)
+        made._epoch, made._epochs, made._counted = epoch, Newest(_KEPT_EPOCHS), _EpochLengths()
         made._stage = self._stage.of_epoch(stage_key(self._seed, epoch), shuffle=False)
-        while len(self._epochs) > _KEPT_EPOCHS:
-            del self._epochs[next(iter(self._epochs))]
         return made
 
     @property

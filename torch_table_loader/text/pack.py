@@ -194,7 +194,7 @@ class Pack(SamplesOption):
         self._check_lengths()
         self._check_columns()
         self._check_pairs()
-        self._check_documents()
+        _check_documents(self)
         self._check_context()
 
     def _check_integers(self) -> None:
@@ -282,7 +282,7 @@ class Pack(SamplesOption):
             )
         if self.labels is None and self.loss_mask is not None:
             raise ConfigError("Pack: loss_mask hides labels, but labels=None; leave one of them out")
-        self._check_tokenizer()
+        _check_tokenizer(self)
         if self.lengths is not None and (self.bos_id is not None or self.eos_id is not None):
             raise ConfigError(
                 f"Pack: lengths={self.lengths!r} counts documents without reading their tokens, but bos_id and eos_id "
@@ -291,34 +291,6 @@ class Pack(SamplesOption):
             )
         if self.output == "megatron" and self.labels == "hf":
             object.__setattr__(self, "labels", "shifted")
-
-    def _check_tokenizer(self) -> None:
-        if self.tokenizer is not None:
-            if not (isinstance(self.tokenizer, str) or callable(self.tokenizer) or hasattr(self.tokenizer, "load")):
-                raise ConfigTypeError(f"Pack: tokenizer must be a name, a function or a Chat, got {self.tokenizer!r}")
-            named: dict[str, Any] = {"aligned": self.aligned, "spans": self.spans, "lengths": self.lengths}
-            if self.loss_mask not in (None, getattr(self.tokenizer, "loss_mask", None)):
-                named["loss_mask"] = self.loss_mask
-            if given := [name for name, value in named.items() if value]:
-                raise ConfigError(
-                    f"Pack: {given[0]} describes tokens of the table, but a tokenizer makes them from text; leave "
-                    f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
-                )
-
-    def _check_documents(self) -> None:
-        if self.documents is not None and not callable(self.documents):
-            raise ConfigTypeError(f"Pack: documents must be a function, got {self.documents!r}")
-        if not isinstance(self.same_lengths, bool):
-            raise ConfigTypeError(f"Pack: same_lengths must be True or False, got {self.same_lengths!r}")
-        if self.same_lengths and self.documents is None:
-            raise ConfigError("Pack: same_lengths is about what documents= returns; leave it out")
-        if self.documents is not None and not self.same_lengths and self.lengths is not None:
-            raise ConfigError(
-                f"Pack: lengths={self.lengths!r} says how long documents are before documents= changes them; leave it "
-                "out, or pass same_lengths=True if they stay as long"
-            )
-        if self.documents is not None and self.spans:
-            raise ConfigError("Pack: spans are places in the stored documents, which documents= changes; leave one out")
 
     def _check_context(self) -> None:
         given = self.context
@@ -503,6 +475,36 @@ class Pack(SamplesOption):
                 'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '
                 'batch_by out, or use strategy="best_fit" or "pad"'
             )
+
+
+def _check_tokenizer(pack: Pack) -> None:
+    if pack.tokenizer is not None:
+        if not (isinstance(pack.tokenizer, str) or callable(pack.tokenizer) or hasattr(pack.tokenizer, "load")):
+            raise ConfigTypeError(f"Pack: tokenizer must be a name, a function or a Chat, got {pack.tokenizer!r}")
+        named: dict[str, Any] = {"aligned": pack.aligned, "spans": pack.spans, "lengths": pack.lengths}
+        if pack.loss_mask not in (None, getattr(pack.tokenizer, "loss_mask", None)):
+            named["loss_mask"] = pack.loss_mask
+        if given := [name for name, value in named.items() if value]:
+            raise ConfigError(
+                f"Pack: {given[0]} describes tokens of the table, but a tokenizer makes them from text; leave "
+                f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
+            )
+
+
+def _check_documents(pack: Pack) -> None:
+    if pack.documents is not None and not callable(pack.documents):
+        raise ConfigTypeError(f"Pack: documents must be a function, got {pack.documents!r}")
+    if not isinstance(pack.same_lengths, bool):
+        raise ConfigTypeError(f"Pack: same_lengths must be True or False, got {pack.same_lengths!r}")
+    if pack.same_lengths and pack.documents is None:
+        raise ConfigError("Pack: same_lengths is about what documents= returns; leave it out")
+    if pack.documents is not None and not pack.same_lengths and pack.lengths is not None:
+        raise ConfigError(
+            f"Pack: lengths={pack.lengths!r} says how long documents are before documents= changes them; leave it "
+            "out, or pass same_lengths=True if they stay as long"
+        )
+    if pack.documents is not None and pack.spans:
+        raise ConfigError("Pack: spans are places in the stored documents, which documents= changes; leave one out")
 
 
 @dataclass(frozen=True, slots=True)

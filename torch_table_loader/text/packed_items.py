@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
@@ -24,6 +24,7 @@ from torch_table_loader.engine.jobs.resolve import (
     with_padding,
 )
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows, weights_of
+from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _KEPT_STREAMS = 4
+"""Orders that were asked for last; what was walked of them is known to them."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,7 +71,9 @@ class PackedItems(TableItems):
     documents: pa.Schema
     tokens: StoredTokens
     word_of_rows: ClassVar[str] = "documents"
-    _streams: dict[tuple[Any, ...], PackedStream] = field(default_factory=dict, init=False, repr=False)
+    _streams: Newest[tuple[Any, ...], PackedStream] = field(
+        default_factory=partial(Newest, _KEPT_STREAMS), init=False, repr=False
+    )
 
     @classmethod
     def of(
@@ -260,8 +264,8 @@ class PackedItems(TableItems):
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "source": name, "origin": origin, "since": since}
         tokens, constants = self.tokens.of_length(seq_len), {SOURCE_COLUMN: number}
         key = exclusions.digest, number, seq_len, *own.values()
-        made = partial(PackedStream, tokens, columns)
-        return self._kept(key, lambda: made(self._of_source(turns), constants=constants, **own))
+        made = partial(_checked_stream, self, tokens, columns)
+        return self._streams.of(key, lambda: made(self._of_source(turns), constants=constants, **own))
 
     @property
     @override
@@ -271,16 +275,13 @@ class PackedItems(TableItems):
     @property
     @override
     def num_places(self) -> int:
-        return self._windows.count
+        return _windows_of(self.tokens).count
 
     @property
     @override
     def batching(self) -> Batching:
-        return Batching.of(self.options, self.topology, self.row_bytes, self._batches_at_once)
-
-    @property
-    def _batches_at_once(self) -> int:
-        return batches_of_sequences(self.row_bytes, self.options.most_rows)
+        at_once = batches_of_sequences(self.row_bytes, self.options.most_rows)
+        return Batching.of(self.options, self.topology, self.row_bytes, at_once)
 
     @property
     @override
@@ -288,18 +289,19 @@ class PackedItems(TableItems):
         sequences = self.gather_batches * self.options.most_rows
         tokens = sequences * (self.pack.longest + 2 * self.tokens.longest)
         stored = sum(width_of(entry.type.value_type) for entry in self.columns if entry.name != DOCUMENTS)
-        together = min(self.gather_batches, self._batches_at_once)
-        batches = batches_in_flight(self.options, together, self.batching.blocks)
+        batching = self.batching
+        together = min(self.gather_batches, batching.at_once or self.gather_batches)
+        batches = batches_in_flight(self.options, together, batching.blocks)
         return LANE_COPIES * tokens * stored + batches * self.options.most_rows * self.row_bytes
 
     @override
     def columns_at(self, places: Ints) -> list[pa.Array]:
-        return self._stream(0, Exclusions()).gather(self._windows.slices(places))
+        return self._stream(0, Exclusions()).gather(_windows_of(self.tokens).slices(places))
 
     @override
     def ids_at(self, places: Ints) -> Ints:
         """Return the row ids of the documents under the windows at some places of the table, window by window."""
-        return self.store.rows().ids(self._windows.slices(places).document)
+        return self.store.rows().ids(_windows_of(self.tokens).slices(places).document)
 
     @property
     @override
@@ -333,50 +335,46 @@ class PackedItems(TableItems):
             return None
         return self.stream(position).counts()
 
-    @property
-    def _windows(self) -> SequenceOrder:
-        """The windows in the order of the table."""
-        if self.pack.permutes_documents:
-            raise ConfigError(
-                f'as_map() needs sequences in table order, as strategy="windows" makes them, got '
-                f"{self.pack.strategy!r}; leave pack out for documents"
-            )
-        if takes_epoch(self.pack.documents):
-            raise ConfigError("as_map() has no epochs, and documents= takes one; leave documents or its epoch out")
-        return SequenceOrder.of_windows(self.tokens.packer, self.tokens.lengths)
-
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
         seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
         tokens = self.tokens.of_epoch(epoch).of_length(length)
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
         key = epoch, exclusions.digest, origin, length
-        made = partial(PackedStream, tokens, self.columns)
-        return self._kept(key, lambda: made(self._of_epoch(exclusions, epoch), self.epoch_rows, **own))
+        made = partial(_checked_stream, self, tokens, self.columns)
+        return self._streams.of(key, lambda: made(self._of_epoch(exclusions, epoch), self.epoch_rows, **own))
 
-    def _kept(self, key: tuple[Any, ...], make: Callable[[], PackedStream]) -> PackedStream:
-        """Return an order; the newest are kept, since what was walked is known to them."""
-        if (known := self._streams.get(key)) is not None:
-            return known
-        made = make()
-        self._refuse_long_documents(made.tokens)
-        while len(self._streams) >= _KEPT_STREAMS:
-            del self._streams[next(iter(self._streams))]
-        self._streams[key] = made
+
+def _checked_stream(items: PackedItems, tokens: StoredTokens, *order: Any, **own: Any) -> PackedStream:
+    """Return an order of items, and refuse a document that is longer than a sequence if the caller does.
+
+    Raises:
+        TableError: names the longest.
+    """
+    made, pack = PackedStream(tokens, *order, **own), items.pack
+    if pack.long_docs != "error":
         return made
+    most, longest = tokens.lengths.longest
+    if most <= pack.width:
+        return made
+    [span] = items.spans_of(items.store.rows().ids(np.array([longest])))
+    raise TableError(
+        f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.width}; "
+        'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
+    )
 
-    def _refuse_long_documents(self, tokens: StoredTokens) -> None:
-        pack = self.pack
-        if pack.long_docs != "error":
-            return
-        most, longest = tokens.lengths.longest
-        if most <= pack.width:
-            return
-        [span] = self.spans_of(self.store.rows().ids(np.array([longest])))
-        raise TableError(
-            f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.width}; "
-            'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
+
+def _windows_of(tokens: StoredTokens) -> SequenceOrder:
+    """Return the windows of tokens in the order of their table."""
+    pack = tokens.pack
+    if pack.permutes_documents:
+        raise ConfigError(
+            f'as_map() needs sequences in table order, as strategy="windows" makes them, got '
+            f"{pack.strategy!r}; leave pack out for documents"
         )
+    if takes_epoch(pack.documents):
+        raise ConfigError("as_map() has no epochs, and documents= takes one; leave documents or its epoch out")
+    return SequenceOrder.of_windows(tokens.packer, tokens.lengths)
 
 
 def _as_delivered(documents: pa.Schema, columns: pa.Schema, pack: Pack) -> pa.Schema:

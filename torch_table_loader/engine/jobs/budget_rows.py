@@ -14,6 +14,7 @@ from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.jobs.table_rows import TableRows
 from torch_table_loader.engine.jobs.walk import Walk
+from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.row_lengths import RowLengths
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, blocks_of_a_process, rows_in_flight
@@ -53,7 +54,7 @@ class BudgetRows(TableRows):
     """
 
     lengths: RowLengths
-    orders: dict[tuple[Any, ...], FilledOrder] = field(default_factory=dict, repr=False)
+    orders: Newest[tuple[Any, ...], FilledOrder] = field(default_factory=partial(Newest, _KEPT_ORDERS), repr=False)
 
     @classmethod
     @override
@@ -127,13 +128,7 @@ class BudgetRows(TableRows):
         """Return a position in the epoch as it is cut into batches."""
         own = {entry.name: getattr(position, entry.name) for entry in fields(SamplePosition)}
         key = position.epoch, position.exclusions[""].running.digest, position.extents, position.total
-        order = self.orders.get(key)
-        if order is None:
-            order = self._cut(position)
-            while len(self.orders) >= _KEPT_ORDERS:
-                self.orders.pop(next(iter(self.orders)))
-            self.orders[key] = order
-        return BudgetPosition(**own, order=order)
+        return BudgetPosition(**own, order=self.orders.of(key, lambda: self._cut(position)))
 
     def _cut(self, position: SamplePosition) -> FilledOrder:
         budget, seed, epoch = self.budget, self.options.shuffle_seed, position.epoch

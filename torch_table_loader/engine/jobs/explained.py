@@ -74,7 +74,7 @@ def explained(job: Job, known: KnownEpoch) -> Explanation:
         steps=known.steps,
         workers=tuple(WorkerLoad(lane, *load) for lane, load in enumerate(known.loads)),
         servers=threads_of_lanes(job.topology.lanes),
-        schema=tuple((field.name, str(field.type)) for field in job.schema(job.start(known.epoch))),
+        schema=tuple((field.name, str(field.type)) for field in job.schema),
         ranks_on_node=ranks_on_this_node(),
         collated_batches=collated_ahead(job.options, len(known.loads) * job.batching.collated),
         notes=(*known.notes, *_notes_of(job)),

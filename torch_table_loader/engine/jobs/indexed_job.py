@@ -13,7 +13,7 @@ from torch_table_loader.arrow.datatypes import is_variable
 from torch_table_loader.engine.jobs.explained import KnownEpoch, explained
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStage
-from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches, with_padding
+from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
 from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches, steps_of_ranks
@@ -22,7 +22,6 @@ from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.explanation import Explanation
@@ -41,10 +40,6 @@ class PlacedJob(Job):
     @override
     def done(self, position: Any) -> Done:
         return self.by_step.did(position.steps_taken, position.consumed)
-
-    @override
-    def schema(self, position: Any = None) -> pa.Schema:
-        return with_padding(self.columns, self.topology)
 
     @override
     def planned(self, position: Any) -> PlannedStage:

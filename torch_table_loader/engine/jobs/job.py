@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.codecs import Codecs
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, with_padding
 from torch_table_loader.engine.jobs.walk import Walked
 from torch_table_loader.errors import ConfigError
 
@@ -175,9 +175,10 @@ class Job(Walked):
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
 
-    @abstractmethod
-    def schema(self, position: Any) -> pa.Schema:
-        """Return the Arrow schema of what comes out."""
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of what comes out."""
+        return with_padding(self.columns, self.topology)
 
     @abstractmethod
     def work(self, position: Any) -> LaneWork:
@@ -224,7 +225,7 @@ class Job(Walked):
 
     def codec_at(self, position: Any) -> RowsCodec[Any]:
         """Return what decodes the rows of a stage."""
-        return self.codecs.of(self.schema(position), self.options.of_length(self.width_of(position)))
+        return self.codecs.of(self.schema, self.options.of_length(self.width_of(position)))
 
     def _common_work(self, position: Position) -> dict[str, Any]:
         """Return the fields that all work has in common."""

@@ -347,7 +347,7 @@ def _form(job: MixedStreams, name: str, codec: RowsCodec[Any]) -> SourceForm:
         policy = TypePolicy.of(job.options)
         form: SourceForm = job.samples.parts.form_of_source(number, codec, job.columns, schema, policy)
         return form
-    return PlainForm(number, codec, job.schema(), places_of(job.columns, schema), job.topology.marks_padding)
+    return PlainForm(number, codec, job.schema, places_of(job.columns, schema), job.topology.marks_padding)
 
 
 def _row_ids(job: MixedStreams, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
@@ -357,7 +357,8 @@ def _row_ids(job: MixedStreams, name: str, position: MixedPosition, item: RoundR
         return [_row_id(name, rounds.segments, split, row) for split, row, _ in item.runs]
     key = rounds.packs_key(position.epoch, item.round)
     tasks = (rounds.segments.task(*run) for run in item.runs)
-    found: list[int] = job.sources[name].rows_under(tasks, key, position.deal.width).tolist()
+    source = job.sources[name]
+    found: list[int] = source.samples.parts.rows_under(source, tasks, key, position.deal.width).tolist()
     return found
 
 

@@ -21,6 +21,7 @@ from torch_table_loader.engine.jobs.resolve import (
     with_windows,
 )
 from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.jobs.stream_memory import refuse_beyond_memory
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import ROW_ID
@@ -130,7 +131,7 @@ def open_stream(
         fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
     )
     planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
-    job.refuse_beyond_memory()
+    refuse_beyond_memory(job)
     return job
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from torch_table_loader.engine.newest import Newest
 from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
@@ -80,7 +81,7 @@ class _Kept:
     counter: LiveCounter | None
     segments: dict[Extent | None, SegmentTable]
     orders: dict[Extent | None, NDArray[np.int64]] = field(default_factory=dict)
-    stages: dict[tuple[Stage, ...], _LaidOut] = field(default_factory=dict)
+    stages: Newest[tuple[Stage, ...], _LaidOut] = field(default_factory=lambda: Newest(_KEPT_STAGES))
     delivered: dict[tuple[Stage, ...], Consumption] = field(default_factory=dict)
 
 
@@ -127,7 +128,7 @@ class Planner:
         """The splits of a strategy that cuts, of the table as it is and as it was."""
         self.files_of: Mapping[Extent, NDArray[np.int64]] = {}
         """Which files the table had, by what it was, as far as that is known."""
-        self._by_epoch: dict[int, tuple[LiveCounter, dict[Extent | None, SegmentTable]]] = {}
+        self._by_epoch: Newest[int, tuple[LiveCounter, dict[Extent | None, SegmentTable]]] = Newest(_KEPT_EPOCHS)
         """What counts in an epoch and what it has counted, where each epoch has other rows."""
         if strategy.cuts:
             self._segments[None] = self._segment(strategy.cut(layout))
@@ -144,7 +145,7 @@ class Planner:
         other = copy.copy(self)
         other.files_of = dict(files_of)
         other._segments = {extent: each for extent, each in self._segments.items() if extent is None}
-        other._by_epoch = {}
+        other._by_epoch = Newest(_KEPT_EPOCHS)
         other._kept = other._begun(0)
         return other
 
@@ -204,6 +205,10 @@ class Planner:
     def longest(self, position: StreamPosition) -> int:
         """Return the steps of the rank that takes most in the position's stage; the rows of all ranks are counted."""
         return max(self.steps_of_ranks(position, count=True) or [0])
+
+    def is_over(self, position: StreamPosition) -> bool:
+        """Return whether no rank has a step left in the newest stage."""
+        return self.counted and 0 < position.stage.steps >= self.longest(position)
 
     def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
@@ -274,15 +279,13 @@ class Planner:
 
     def _laid_out(self, position: StreamPosition) -> _LaidOut:
         """Lay a stage out for all ranks, or return what was laid out before."""
-        stages = self._kept_of(position.epoch).stages
-        asked = position.after(0).stages
-        if asked not in stages:
+
+        def lay_out() -> _LaidOut:
             delivered, number = self._delivered(position), len(position.past)
-            lay_out = self._lay_out_cut if self.strategy.cuts else self._lay_out_dealt
-            stages[asked] = _LaidOut(lay_out(position.epoch, position.stage, delivered, number))
-            if len(stages) > _KEPT_STAGES:
-                del stages[next(iter(stages))]
-        return stages[asked]
+            how = self._lay_out_cut if self.strategy.cuts else self._lay_out_dealt
+            return _LaidOut(how(position.epoch, position.stage, delivered, number))
+
+        return self._kept_of(position.epoch).stages.of(position.after(0).stages, lay_out)
 
     def _delivered(self, position: StreamPosition) -> Consumption:
         """Add up what the past stages of an epoch delivered."""
@@ -305,10 +308,7 @@ class Planner:
         """Return what is known of an epoch of which nothing is planned: counts, which most jobs share over epochs."""
         if self._counter is None or (counter := self._counter.of_epoch(stage_key(self._seed, epoch))) is self._counter:
             return _Kept(epoch, self._counter, self._segments)
-        known = self._by_epoch.setdefault(epoch, (counter, dict(self._segments)))
-        while len(self._by_epoch) > _KEPT_EPOCHS:
-            del self._by_epoch[next(iter(self._by_epoch))]
-        return _Kept(epoch, *known)
+        return _Kept(epoch, *self._by_epoch.of(epoch, lambda: (counter, dict(self._segments))))
 
     def _lay_out_cut(self, epoch: int, stage: Stage, consumed: Consumption, number: int) -> CutEpoch:
         order = self._order(stage.extent, epoch)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
-import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.engine.jobs.batching import Batching
-from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
+from torch_table_loader.engine.jobs.bound import bound
 from torch_table_loader.engine.jobs.by_step import ByStep
 from torch_table_loader.engine.jobs.explained import KnownEpoch, explained
 from torch_table_loader.engine.jobs.file_places import FilePlaces
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import refuse_shape, with_padding
-from torch_table_loader.engine.jobs.stream_memory import Reading, fetched_at_once, lane_bytes
-from torch_table_loader.engine.jobs.stream_notes import loads_of, notes_of_stream
+from torch_table_loader.engine.jobs.stream_check import StreamCheck
+from torch_table_loader.engine.jobs.stream_memory import Reading, cost_of_fetching, fetched_at_once, lane_bytes
+from torch_table_loader.engine.jobs.stream_notes import loads_of, notes_of_stream, steps_of_ranks
 from torch_table_loader.engine.machine import threads_of_lanes
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_of_sequences
@@ -39,9 +38,8 @@ from torch_table_loader.planning.rows_of import (
 )
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.ranges import FetchSettings, far
+from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.schedules import Done
-from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.records import ReadTask
     from torch_table_loader.samples import SampleCounts
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -147,9 +144,9 @@ class StreamJob(Job):
             position = position.before_growth(saved.grown)
         if self.options.num_workers is None:
             job = job.with_lanes(position.stage.topology.lanes)
-        job._check(position)
+        StreamCheck(job.planner, job.options, job.rank).check(position)
         stage, then, now = position.stage, job._topology_at(position.after(0)), job._topology_at(position)
-        if then == now and stage.extent is None and (stage.topology == now or job._is_over(position)):
+        if then == now and stage.extent is None and (stage.topology == now or job.planner.is_over(position)):
             return job, position
         if self.strategy.coverage == "any" and not self.strategy.cuts and stage.steps:
             raise ResumeError(
@@ -158,55 +155,6 @@ class StreamJob(Job):
                 "that shape, or start a new epoch"
             )
         return job, job.next_stage(position)
-
-    def _is_over(self, position: StreamPosition) -> bool:
-        """Return whether no rank has a step left in the newest stage."""
-        return self.planner.counted and 0 < position.stage.steps >= self.planner.longest(position)
-
-    def _check(self, position: StreamPosition) -> None:
-        """Refuse a position that no job over the table can have had, or that this rank cannot continue from."""
-        if position.rank is None and not self.planner.counted:
-            raise ResumeError(
-                "the state counts rows that pass the filter, but count_filtered=False does not; leave it True"
-            )
-        if extents := position.extents:
-            refuse_unknown(extents, self.planner.files_of)
-        for number, stage in enumerate(stages := position.stages):
-            if stage.topology != self.topology:
-                refuse_shape(stage.topology, self.options, self.planner)
-            if stage.steps and self.planner.counted:
-                self._refuse_steps_beyond(number, replace(position, stage=stage, past=stages[:number]))
-        if position.rank is not None and extents:
-            raise ResumeError(
-                "the state was saved with count_filtered=False, so it is unknown which rows were taken before the "
-                "table grew; leave on_growth out, or count_filtered=True"
-            )
-        if position.rank is not None and (position.rank, position.stage.topology) != (self.rank, self.topology):
-            raise ResumeError(
-                "the state was saved with count_filtered=False, so that only rank "
-                f"{position.rank} of the same job can continue from it; pass count_filtered=True for states that any "
-                "rank can load"
-            )
-        if position.ended and (longest := self.planner.longest(position)) > position.stage.steps:
-            raise ResumeError(
-                f"the state was taken on a rank that had ended after {position.stage.steps} steps, while others "
-                f"take up to {longest}; load the state of a rank that was still running, or the start of the next "
-                "epoch"
-            )
-
-    def _refuse_steps_beyond(self, number: int, position: StreamPosition) -> None:
-        """Refuse more steps of a stage than any rank has.
-
-        Of a job of this shape, other ranks are not counted if this one has as many; any other is subtracted as a whole.
-        """
-        topology, taken = position.stage.topology, position.stage.steps
-        if topology == self.topology and taken <= self.planner.plan(position, self.rank).plan.steps:
-            return
-        if taken > (longest := self.planner.longest(position)):
-            raise ResumeError(
-                f"the state has taken {taken} steps in stage {number} of its epoch, which has {longest} under "
-                f"{topology}; pass the value of state_dict() unchanged"
-            )
 
     @override
     def start(self, epoch: int) -> StreamPosition:
@@ -248,10 +196,6 @@ class StreamJob(Job):
         """Return what the job has done, as if its ranks had taken full batches."""
         rows = sum(each.steps * self.by_step.step(each.topology).samples for each in position.stages)
         return self.by_step.did(position.steps_taken, rows)
-
-    @override
-    def schema(self, position: StreamPosition) -> pa.Schema:
-        return with_padding(self.columns, self.topology)
 
     @override
     def planned(self, position: StreamPosition) -> PlannedStream:
@@ -304,17 +248,6 @@ class StreamJob(Job):
             return spans_of_batch(*about, self.planner.live_before, step, most)
         ids: Ints = self.samples.parts.rows_of_step(self, position, step, self.width_of(position))
         return spans_of_ids(self.table.layout, ids)[:most]
-
-    def rows_under(self, tasks: Iterable[ReadTask], key: EpochKey, width: int) -> Ints:
-        """Return the row id of each row of the table under each sample; this reads the rows.
-
-        Args:
-            tasks: name the rows of the stream, beginning with a whole sample.
-            key: what decides by chance how samples are made.
-            width: rows of a sample, if it is made of several.
-        """
-        found: Ints = self.samples.parts.rows_under(self, tasks, key, width)
-        return found
 
     @property
     def block(self) -> int | None:
@@ -404,7 +337,7 @@ class StreamJob(Job):
         of_lane, opened = lane_bytes(self, reading, planned)
         fetched, held = None, 0
         if self.is_far:
-            fetched = None if self.table.estimated else self._fetched(start)
+            fetched = None if self.table.estimated else cost_of_fetching(self.work(start))
             waiting, ahead = self._readers or self.topology.lanes, self.fetching.ahead_bytes
             held = fetched_at_once(self.table.layout, ahead, waiting, fetched)
         known = KnownEpoch(
@@ -413,7 +346,7 @@ class StreamJob(Job):
             splits=len(planned.segments.splits),
             live_rows=self.num_rows(epoch),
             rows_per_rank=planner.rows_of_ranks(start),
-            steps_per_rank=self._steps_of_ranks(start) if planner.counted else None,
+            steps_per_rank=steps_of_ranks(self, planner, start) if planner.counted else None,
             steps=sum(self.planned(stage).plan.steps for stage in self.walk.stages(start)) if planner.counted else None,
             loads=loads_of(planned),
             lane_bytes=of_lane,
@@ -426,35 +359,6 @@ class StreamJob(Job):
         )
         return explained(self, known)
 
-    def refuse_beyond_memory(self) -> None:
-        """Refuse to hold more than the caller allows, if the caller limits it.
-
-        Raises:
-            ConfigError: says what would be held, of what, and what holds less.
-        """
-        options = self.options
-        if not options.limits_memory or (told := self.explain(0)).memory_bound <= options.memory:
-            return
-        unit_bytes = Size(self.batching.unit_bytes)
-        raise ConfigError(
-            f"shuffle_buffer_size={options.shuffle_buffer_size!r} is the memory of a rank, which may come to "
-            f"{Size(told.memory_bound)} with {options.lanes} workers, rows of {unit_bytes} in batches of "
-            f"{options.batch_size:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
-            "batch_size, fewer num_workers, fewer columns=, or more memory"
-        )
-
-    def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:
-        """Add up the steps of every rank over the stages of an epoch; None where a rank knows its own rows alone."""
-        found = [0] * self.topology.num_ranks
-        for stage in self.walk.stages(start):
-            if (steps := self.planner.steps_of_ranks(stage)) is None:
-                return None
-            until = self.until(stage)
-            found = [
-                before + (own if until is None else min(own, until)) for before, own in zip(found, steps, strict=True)
-            ]
-        return found
-
     def _counts_of(self, start: StreamPosition, planned: PlannedStream) -> SampleCounts | None:
         """Return what becomes of the table's rows in an epoch; None where they are samples, or these change."""
         if self.samples.are_rows or self.by_step.changes_length:
@@ -466,12 +370,3 @@ class StreamJob(Job):
     def is_far(self) -> bool:
         """Whether files are fetched ahead of decoding."""
         return self.fetching.applies_to(self.table.storage)
-
-    def _fetched(self, position: StreamPosition) -> tuple[int, int, int]:
-        """Add up what this rank fetches in a stage: requests, bytes, and those of them that are decoded."""
-        requests = num_bytes = needed = 0
-        for needs in self.work(position).needs():
-            more, bytes_of = far().cost_of(needs)
-            requests, num_bytes = requests + more, num_bytes + bytes_of
-            needed += sum(stop - start for group in needs.groups for start, stop in group)
-        return requests, num_bytes, needed

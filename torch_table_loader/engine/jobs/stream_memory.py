@@ -10,7 +10,10 @@ from torch_table_loader.engine.sizing import (
     reads_ahead,
     rows_in_flight,
 )
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.ranges import far
 from torch_table_loader.sizes import sizes
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.table import Table
+    from torch_table_loader.engine.work.stream_work import StreamWork
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.read.row_stage import RowStage
 
@@ -84,6 +88,34 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     if reading.stage is None:
         kept = read * (job.row_bytes + -(-len(reading.columns) // 8))
     return rows * units.num_bytes + kept
+
+
+def refuse_beyond_memory(job: Job) -> None:
+    """Refuse to hold more than the caller allows, if the caller limits it.
+
+    Raises:
+        ConfigError: says what would be held, of what, and what holds less.
+    """
+    options = job.options
+    if not options.limits_memory or (told := job.explain(0)).memory_bound <= options.memory:
+        return
+    unit_bytes = Size(job.batching.unit_bytes)
+    raise ConfigError(
+        f"shuffle_buffer_size={options.shuffle_buffer_size!r} is the memory of a rank, which may come to "
+        f"{Size(told.memory_bound)} with {options.lanes} workers, rows of {unit_bytes} in batches of "
+        f"{options.batch_size:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
+        "batch_size, fewer num_workers, fewer columns=, or more memory"
+    )
+
+
+def cost_of_fetching(work: StreamWork) -> tuple[int, int, int]:
+    """Add up what a rank fetches in a stage: requests, bytes, and those of them that are decoded."""
+    requests = num_bytes = needed = 0
+    for needs in work.needs():
+        more, bytes_of = far().cost_of(needs)
+        requests, num_bytes = requests + more, num_bytes + bytes_of
+        needed += sum(stop - start for group in needs.groups for start, stop in group)
+    return requests, num_bytes, needed
 
 
 def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None) -> int:

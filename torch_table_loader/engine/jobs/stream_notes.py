@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.planner import PlannedStream, Planner
+    from torch_table_loader.engine.jobs.walk import Walked
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.planning.stages import StreamPosition
     from torch_table_loader.read.row_stage import RowStage
 
 
@@ -30,6 +32,18 @@ def loads_of(planned: PlannedStream) -> list[tuple[int, int, int, int]]:
         num_bytes = ((runs.stop - runs.start) * row_bytes[runs.split]).sum()
         loads.append((len(runs), runs.num_rows, int(num_bytes), steps))
     return loads
+
+
+def steps_of_ranks(job: Walked, planner: Planner, start: StreamPosition) -> list[int] | None:
+    """Add up the steps of every rank over the stages of an epoch; None where a rank knows its own rows alone."""
+    found = [0] * planner.topology.num_ranks
+    for stage in job.walk.stages(start):
+        if (steps := planner.steps_of_ranks(stage)) is None:
+            return None
+        if (until := job.until(stage)) is not None:
+            steps = [min(own, until) for own in steps]
+        found = [before + own for before, own in zip(found, steps, strict=True)]
+    return found
 
 
 def _notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int, stage: RowStage | None) -> list[str]:

@@ -432,7 +432,7 @@ class TableRows(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:
-        together = self.codecs.of(self.schema(position), self.options).together
+        together = self.codecs.of(self.schema, self.options).together
         return RowStream(self.order(position), self.store, self.options.row_id, together)
 
     def order(self, position: SamplePosition) -> RowOrder | GrownOrder | FilledOrder:

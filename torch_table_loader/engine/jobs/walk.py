@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.engine.jobs.by_step import ByStep
@@ -117,6 +118,21 @@ class Walk:
         if self.job.kept_shape(position):
             return int(position.steps_before) + self._steps_from(position)
         return max(self._steps_from(self.job.start(position.epoch)), self.steps_left(position))
+
+    def epochs_of(self, epoch: int) -> range:
+        """Return the epochs of the iteration that an epoch is of, where they are counted."""
+        epochs = self.job.options.epochs
+        number = epochs if isinstance(epochs, int) else 1
+        return range(first := epoch // number * number, first + number)
+
+    def starts_behind(self, epoch: int) -> Iterator[Any]:
+        """Yield the starts of the epochs with which an iteration continues after one; see the option `epochs`."""
+        epochs = self.job.options.epochs
+        if epochs is None:
+            return
+        following = count(epoch + 1) if epochs == "forever" else range(epoch + 1, (epoch // epochs + 1) * epochs)
+        for number in following:
+            yield self.job.start(number)
 
     def steps_left(self, position: Any) -> int:
         """Count the batches of this rank that come after a position in its epoch."""

@@ -1,0 +1,31 @@
+"""What was made last, by what decides it, so that it need not be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Newest(Generic[K, V]):
+    """The values that were made last, by key.
+
+    Args:
+        most: so many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Keep none yet."""
+        self._most = most
+        self._by_key: dict[K, V] = {}
+
+    def of(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key, made if it is not kept; others may be made, and kept, for that."""
+        if (known := self._by_key.get(key)) is not None:
+            return known
+        made = self._by_key[key] = make()
+        while len(self._by_key) > self._most:
+            del self._by_key[next(iter(self._by_key))]
+        return made

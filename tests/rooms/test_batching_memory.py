@@ -108,7 +108,7 @@ def _watched_chunk(rows: int) -> tuple[pa.RecordBatch, weakref.ref[Any]]:
 def test_the_rest_does_not_keep_a_chunk_alive() -> None:
     chunk, watch = _watched_chunk(1000)
     codec = make_codec(chunk.schema, TypePolicy())
-    for waiting in (ExactBatches(codec, 300), WindowShuffle(codec, 300, lambda _, rows: rows)):
+    for waiting in (ExactBatches(codec, 300), WindowShuffle(codec, 300, lambda _, parts: codec.as_one(parts))):
         chunk, watch = _watched_chunk(1000)
         if isinstance(waiting, ExactBatches):
             ready = [codec.as_one(parts) for parts in waiting.push(codec.decode(chunk))]
@@ -157,9 +157,9 @@ def test_a_window_is_permuted_when_it_is_taken() -> None:
     codec = make_codec(chunk.schema, TypePolicy())
     asked: list[int] = []
 
-    def in_order(index: int, rows: Any) -> Any:
+    def in_order(index: int, parts: Any) -> Any:
         asked.append(index)
-        return rows
+        return codec.as_one(parts)
 
     shuffle = WindowShuffle(codec, 300, in_order)
     for number, _ in enumerate(shuffle.push(Part(codec.decode(chunk), 0, 1000))):

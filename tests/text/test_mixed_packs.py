@@ -13,6 +13,7 @@ import pytest
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.stream_job import MIXED_ORDER
 from torch_table_loader.text.pack import PackStrategy
+from torch_table_loader.text.packed import PackedCodec
 
 FILES, GROUPS, DOCUMENTS = 16, 4, 120
 """Documents of a row group; they lie sorted by their number."""
@@ -107,6 +108,21 @@ def test_an_order_of_older_releases_goes_on_with_splits_alone(table: Path) -> No
     state = make(table, shuffle="splits").state_dict()
     with pytest.raises(ResumeError, match="shuffle was True and is 'mixed"):
         make(table).load_state_dict(state)
+
+
+def test_documents_of_a_window_are_copied_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go straight from what was read to their places; only the small ends of reads are copied before."""
+    tokens = [0]
+    joined: Any = PackedCodec.concat
+
+    def counted(codec: PackedCodec, parts: Any) -> Any:
+        tokens[0] += sum(part.num_rows for part in parts)
+        return joined(codec, parts)
+
+    monkeypatch.setattr(PackedCodec, "concat", counted)
+    found = batches_of(table, "concat")
+    assert len(np.unique(np.concatenate(found))) == TOTAL
+    assert tokens[0] < 0.3 * 12 * TOTAL
 
 
 def test_the_order_is_frozen(table: Path) -> None:

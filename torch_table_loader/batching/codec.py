@@ -313,12 +313,12 @@ class _CollectedTensors(Collected[TensorRows]):
                 self._room.append(before[place] if before else [])
 
     @override
-    def taken(self) -> TensorRows:
+    def taken(self) -> Sequence[TensorRows]:
         room, num_rows = self._room, self.num_rows
         self._room, self.num_rows, self._rows = [], 0, num_rows
         columns = zip(self._codec.leaves, room, strict=True)
         data = [each[:num_rows] if leaf.kind.row_bytes else leaf.kind.join(each, new_array) for leaf, each in columns]
-        return TensorRows(self._codec, num_rows, data)
+        return [TensorRows(self._codec, num_rows, data)]
 
 
 class _DealtTensors(Collected[TensorRows]):
@@ -396,7 +396,7 @@ class _DealtTensors(Collected[TensorRows]):
                 self._rooms.append(([place], new((1, length, *data.shape[1:]), data.dtype)))
 
     @override
-    def taken(self) -> TensorRows:
+    def taken(self) -> Sequence[TensorRows]:
         data: list[Any] = [None] * len(self._codec.leaves)
         for places, room in self._rooms:
             for place, each in zip(places, room, strict=True):
@@ -405,7 +405,7 @@ class _DealtTensors(Collected[TensorRows]):
             kind = self._codec.leaves[place].kind
             joined = kind.join(self._varying.pop(place), new_array)  # of one column at a time, there are two copies
             data[place] = kind.take([joined], self._dealing.order, new_array, new_array)
-        return TensorRows(self._codec, self.num_rows, data)
+        return [TensorRows(self._codec, self.num_rows, data)]
 
 
 class ArrowRows(Rows):

@@ -211,8 +211,8 @@ class RowsCodec(ABC, Generic[R]):
             TableError: a null in a column that may have none, or columns that are not the schema's.
         """
 
-    def permuted_runs(self, rows: R, order_of: Callable[[int], NDArray[np.int64]]) -> R:
-        """Copy rows in another order, where the codec keeps runs together; padding comes last.
+    def permuted_runs(self, parts: Sequence[R], order_of: Callable[[int], NDArray[np.int64]]) -> R:
+        """Copy consecutive rows in another order, where the codec keeps runs together; padding comes last.
 
         Args:
             order_of: returns the run at each place, given how many there are.
@@ -319,41 +319,15 @@ class Collected(ABC, Generic[R]):
         """Add some rows of a chunk to those before them; the room that was asked for holds them."""
 
     @abstractmethod
-    def taken(self) -> R:
-        """Return all rows that were added, at least one, as one run; none is left."""
+    def taken(self) -> Sequence[R]:
+        """Return all rows that were added, at least one, as consecutive runs; none is left."""
 
 
 class CollectedParts(Collected[R]):
-    """Keeps chunks as they are until they are taken.
-
-    A small part is copied, since a view would keep the whole chunk in memory.
-    """
+    """Keeps chunks as they are until they are taken; for what is copied see `Part.kept`."""
 
     def __init__(self, codec: RowsCodec[R]) -> None:
         self._codec = codec
-        self._parts: list[R] = []
-
-    @override
-    def add(self, rows: R, start: int, stop: int) -> None:
-        part = rows if stop - start == rows.num_rows else rows.slice(start, stop)
-        self._parts.append(self._codec.concat([part]) if 2 * part.num_rows <= rows.num_rows else part)
-        self.num_rows += part.num_rows
-
-    @override
-    def taken(self) -> R:
-        parts, self._parts, self.num_rows = self._parts, [], 0
-        return self._codec.as_one(parts)
-
-
-class DealtWhole(Collected[R]):
-    """Keeps the parts of a window in the order in which they come, and deals their rows when they are taken."""
-
-    copies = 3
-    """Of the rows: parts may keep twice as many while they are joined, and then they are dealt."""
-
-    def __init__(self, codec: RowsCodec[R], dealing: Dealing) -> None:
-        self._codec = codec
-        self._dealing = dealing
         self._parts: list[R] = []
 
     @override
@@ -362,9 +336,24 @@ class DealtWhole(Collected[R]):
         self.num_rows += stop - start
 
     @override
-    def taken(self) -> R:
+    def taken(self) -> Sequence[R]:
         parts, self._parts, self.num_rows = self._parts, [], 0
-        return self._codec.taken(parts, self._dealing.order)
+        return parts
+
+
+class DealtWhole(CollectedParts[R]):
+    """Keeps the parts of a window in the order in which they come, and deals their rows when they are taken."""
+
+    copies = 3
+    """Of the rows: parts may keep twice as many while they are joined, and then they are dealt."""
+
+    def __init__(self, codec: RowsCodec[R], dealing: Dealing) -> None:
+        super().__init__(codec)
+        self._dealing = dealing
+
+    @override
+    def taken(self) -> Sequence[R]:
+        return [self._codec.taken(super().taken(), self._dealing.order)]
 
 
 class _Carry(Generic[R]):
@@ -468,12 +457,14 @@ class WindowShuffle(Generic[R]):
     """The shuffle buffer: permutes a run of chunks inside windows of `window` rows; only the last may be shorter.
 
     Args:
-        permute: returns a copy of the rows of a window, whose number is given, in their order.
+        permute: returns a copy of the rows of a window, given its number and its parts, in their order.
     """
 
     __slots__ = ("_codec", "_index", "_permute", "_waiting", "_window")
 
-    def __init__(self, codec: RowsCodec[R], window: int, permute: Callable[[int, R], R], first_window: int = 0) -> None:
+    def __init__(
+        self, codec: RowsCodec[R], window: int, permute: Callable[[int, Sequence[R]], R], first_window: int = 0
+    ) -> None:
         self._codec = codec
         self._window = window
         self._permute = permute
@@ -489,7 +480,7 @@ class WindowShuffle(Generic[R]):
         while start < end:
             stop = min(end, start + self._window - self._waiting.num_rows)
             if stop - start == self._window:
-                yield self._permuted(chunk.slice(start, stop))
+                yield self._permuted([chunk.slice(start, stop)])
             else:
                 self._waiting.add(chunk, start, stop)
                 if self._waiting.num_rows == self._window:
@@ -501,8 +492,8 @@ class WindowShuffle(Generic[R]):
         if self._waiting.num_rows:
             yield self._permuted(self._waiting.taken())
 
-    def _permuted(self, rows: R) -> R:
-        found = self._permute(self._index, rows)
+    def _permuted(self, parts: Sequence[R]) -> R:
+        found = self._permute(self._index, parts)
         self._index += 1
         return found
 
@@ -546,7 +537,7 @@ class WindowDeal(Generic[R]):
             if self._waiting.num_rows == size:
                 full, self._waiting = self._waiting, None
                 self._left -= size
-                yield full.taken()
+                yield from full.taken()
             start = stop
 
     def finish(self) -> Iterator[R]:

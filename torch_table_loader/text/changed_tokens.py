@@ -207,7 +207,7 @@ class ChangedTokens(StoredTokens):
             told = given.column(ROW_ID)[first_wrong].as_py()
             raise self._stage.miscounted(told, int(counted[first_wrong]), int(lengths[first_wrong]))
         at = (np.cumsum(lengths) - lengths)[which] + slices.start
-        columns = [runs_of(column, at, slices.length) for column in found.values]
+        columns = [runs_of([column], at, slices.length) for column in found.values]
         behind = self.packer.behind(goes_on, at + slices.length, lambda column, places: found.values[column][places])
         return CutTokens(columns, behind)
 

@@ -152,16 +152,15 @@ class PackedCodec(RowsCodec[PackedRows]):
 
     def cut(self, tokens: Sequence[NDArray[Any]], parts: Parts, start: int, stop: int) -> Parts:
         """Return the parts of some of the tokens, with places from the first of these."""
-        ends = parts.at + parts.length
-        first = int(np.searchsorted(ends, start, side="right"))
-        last = max(first, int(np.searchsorted(parts.at, stop, side="left")))
-        at = np.maximum(parts.at[first:last], start)
-        length = np.minimum(ends[first:last], stop) - at
-        begun = np.add(parts.start[first:last], at - parts.at[first:last], dtype=np.int64)
-        behind = parts.next[first:last]
-        if last > first and ends[last - 1] > stop:
-            behind = behind.copy()
-            behind[-1] = self.target(tokens, stop)
+        first = int(parts.at.searchsorted(start, side="right"))
+        if first and parts.at[first - 1] + parts.length[first - 1] > start:
+            first -= 1
+        last = max(first, int(parts.at.searchsorted(stop)))
+        at, length, begun, behind = (field[first:last].copy() for field in parts[:4])
+        if last > first and (before := start - at[0]) > 0:
+            at[0], length[0], begun[0] = start, length[0] - before, begun[0] + before
+        if last > first and (beyond := at[-1] + length[-1] - stop) > 0:
+            length[-1], behind[-1] = length[-1] - beyond, self.target(tokens, stop)
         columns = None if parts.columns is None else parts.columns.slice(first, last - first)
         return Parts(at - start, length, begun, behind, columns)
 
@@ -179,17 +178,17 @@ class PackedCodec(RowsCodec[PackedRows]):
         return Parts(at, layout.length[number], layout.start[number], behind[number], columns)
 
     @override
-    def permuted_runs(self, rows: PackedRows, order_of: Callable[[int], Ints]) -> PackedRows:
+    def permuted_runs(self, parts: Sequence[PackedRows], order_of: Callable[[int], Ints]) -> PackedRows:
         """Copy tokens document by document; padding comes last."""
-        parts = rows.parts
-        order = order_of(len(parts.at))
-        at, length = parts.at[order], parts.length[order]
-        tokens = [runs_of(values, at, length) for values in rows.tokens]
-        if missing := rows.num_rows - int(length.sum()):
+        num_rows, found = sum(rows.num_rows for rows in parts), self._joined_parts(parts)
+        order = order_of(len(found.at))
+        at, length = found.at[order], found.length[order]
+        tokens = [runs_of(chunks, at, length) for chunks in zip(*(rows.tokens for rows in parts), strict=True)]
+        if missing := num_rows - int(length.sum()):
             tokens = [_lengthened(values, missing) for values in tokens]
-        columns = None if parts.columns is None else parts.columns.take(pa.array(order))
-        parts = Parts(length.cumsum() - length, length, parts.start[order], parts.next[order], columns)
-        return PackedRows(self, rows.num_rows, tokens, parts)
+        columns = None if found.columns is None else found.columns.take(pa.array(order))
+        found = Parts(length.cumsum() - length, length, found.start[order], found.next[order], columns)
+        return PackedRows(self, num_rows, tokens, found)
 
     @override
     def padded(self, rows: PackedRows, padding: NDArray[np.bool_]) -> PackedRows:

@@ -374,7 +374,7 @@ def _shuffled(found: Documents, key: Key) -> Documents:
     block = blake2b(lengths.tobytes() + found.values[0][begins].tobytes(), digest_size=8).digest()
     numbers = np.arange(len(lengths), dtype=np.uint64) + np.frombuffer(block, dtype="<u8")
     order = np.argsort(hashes_of(numbers, key), kind="stable")
-    values = [runs_of(column, begins[order], lengths[order]) for column in found.values]
+    values = [runs_of([column], begins[order], lengths[order]) for column in found.values]
     offsets = np.concatenate(([0], np.cumsum(lengths[order])))
     return Documents(found.kept[order], offsets, found.added[order], values)
 

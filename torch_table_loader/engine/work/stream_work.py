@@ -233,11 +233,12 @@ class StreamWork(LaneWork):
             return WindowDeal(self.codec, size, length, partial(self._dealing, stretch), first)
         return WindowShuffle(self.codec, size, partial(self._permute, stretch), first)
 
-    def _permute(self, stretch: Stretch, number: int, rows: Rows) -> Rows:
-        about = rows.num_rows, stretch.dealt, self.seed, self.epoch, stretch.window_name(number)
+    def _permute(self, stretch: Stretch, number: int, parts: Sequence[Rows]) -> Rows:
+        length = sum(part.num_rows for part in parts)
+        about = length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number)
         if self.codec.keeps_runs:
-            return cast("Rows", self.codec.permuted_runs(rows, order_of_runs(*about)))
-        return rows.take(order_of(*about))
+            return cast("Rows", self.codec.permuted_runs(parts, order_of_runs(*about)))
+        return cast("Rows", self.codec.taken(parts, order_of(*about)))
 
     def _dealing(self, stretch: Stretch, number: int, length: int) -> Dealing:
         return Dealing.of(length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number))
@@ -247,9 +248,9 @@ class StreamWork(LaneWork):
         [(_, start, stop)] = stretch.runs
         window = self._older_window(stretch)
         if self.codec.keeps_runs:
-            rows = self.codec.concat(list(_views(self._read(window.segments, window.runs, read, _none))))
-            about = rows.num_rows, window.dealt, self.seed, self.epoch, window.name
-            rows = self.codec.permuted_runs(rows, order_of_runs(*about))
+            parts = list(_views(self._read(window.segments, window.runs, read, _none)))
+            about = sum(part.num_rows for part in parts), window.dealt, self.seed, self.epoch, window.name
+            rows = self.codec.permuted_runs(parts, order_of_runs(*about))
             left = np.arange(stretch.start, stop - start) >= padded_from
             return cast("Rows", self.codec.padded(rows.slice(start + stretch.start, stop), left))
         places = window.order(self.seed, self.epoch)[start + stretch.start : stop]

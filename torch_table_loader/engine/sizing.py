@@ -37,6 +37,9 @@ BLOCKS_AHEAD = 2
 With one, a thread would rest until the consumer has woken and taken it.
 """
 
+FIRST_BATCHES = 4
+"""Batches of a short run with which a dealt window begins: the trainer may hold so many batches of the one before."""
+
 LENT_SLOTS = 2
 """Slots of a worker that the trainer's batches may lie in: of the block that is being taken, and of the one before."""
 
@@ -156,19 +159,36 @@ def batches_of_sequences(sequence_bytes: int, batch_size: int) -> int:
     return max(1, CHUNK_BYTES // (sequence_bytes * batch_size))
 
 
-def batches_in_flight(options: LoaderOptions, at_once: int, blocks: tuple[int, int]) -> int:
+def batches_in_flight(options: LoaderOptions, at_once: int, blocks: tuple[int, int], window: int | None = None) -> int:
     """Bound the batches of packed rows that a lane holds; see `rows_in_flight`.
 
     Args:
         at_once: batches that are made together.
+        window: those of a window, where splits are mixed.
     """
     if options.processes:
         block_batches, blocks_ahead = blocks
         return at_once + (2 + (blocks_ahead + SPARE_SLOTS) * 5 // 4) * block_batches
     given = options.prefetch_batches
-    if given is None:
-        return (2 + BLOCKS_AHEAD) * at_once
-    return 2 * min(given, at_once) + given
+    if given is not None:
+        return 2 * min(given, at_once) + given
+    if window is not None:
+        return _dealt_in_flight(window, at_once)
+    return (2 + BLOCKS_AHEAD) * at_once
+
+
+def _dealt_in_flight(window: int, at_once: int) -> int:
+    """Bound the batches of blocks that follow one another, where windows of so many batches begin with short blocks.
+
+    >>> _dealt_in_flight(64, 36), _dealt_in_flight(1000, 36)
+    (64, 144)
+    """
+    short = [min(FIRST_BATCHES, at_once)] * BLOCKS_AHEAD
+    whole, last = divmod(max(0, window - sum(short)), at_once)
+    blocks = [*short, *[at_once] * whole, last]
+    held = 2 + BLOCKS_AHEAD
+    around = blocks * (1 + -(-held // len(blocks)))
+    return max(sum(around[at : at + held]) for at in range(len(blocks)))
 
 
 def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:

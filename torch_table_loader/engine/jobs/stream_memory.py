@@ -64,9 +64,8 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
         return held, open_bytes
     block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
     documents = 2 * max(reading.rows, block) * job.row_bytes
-    batches = batches_in_flight(options, batching.at_once, batching.blocks)
-    if mixing is not None:  # the next window begins when the first batches of this one are taken
-        batches = min(batches, -(-window // options.batch_rows) + batching.at_once)
+    dealt = None if mixing is None else -(-window // options.batch_rows)
+    batches = batches_in_flight(options, batching.at_once, batching.blocks, dealt)
     made = batches * options.batch_rows * batching.unit_bytes
     if mixing is not None:  # each split that is open, or read ahead, has a block of its own
         blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes

@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.batching.rows import ExactBatches, Part, PieceBatches, WindowDeal, WindowShuffle
-from torch_table_loader.engine.sizing import BLOCKS_AHEAD
+from torch_table_loader.engine.sizing import BLOCKS_AHEAD, FIRST_BATCHES
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     Read = Callable[[ReadTask, int], Iterator[pa.RecordBatch]]
     IsPadding = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-
-_FIRST_BATCHES = 4
-"""Batches of a short run with which a dealt window begins: the trainer may hold so many batches of the one before."""
 
 _PADDING = pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)
 
@@ -219,7 +216,7 @@ class StreamWork(LaneWork):
         A lane therefore begins the next window once the trainer has taken the first batches of this one, and has
         released the window before it: two windows are held.
         """
-        few = _FIRST_BATCHES * self.plan.batch_size
+        few = FIRST_BATCHES * self.plan.batch_size
         start = min(BLOCKS_AHEAD * few, (window.num_rows - 1) // few * few)
         for begin in range(0, start, few):
             yield window.slice(begin, begin + few)

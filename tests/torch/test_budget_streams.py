@@ -15,6 +15,7 @@ import pytest
 
 from tests.tables.plain import meant_warnings
 from tests.torch.test_budget_batches import BUDGET, LENGTHS, ROWS, TOKENS, is_within, rows, write
+from tests.torch.test_budget_batches import make as make_rows
 from torch_table_loader import Budget, ConfigError, MixedDataset, Pad, ResumeError, StructuredDataset, TableError
 
 GROUP = 64
@@ -29,9 +30,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make(path: str, **options: Any) -> Any:
-    defaults: dict[str, Any] = {"batch_size": BUDGET, "check_plan": False, "num_workers": 2, "shuffle": "splits"}
-    with meant_warnings():
-        return StructuredDataset.create_dataloader(path, "parquet", **(defaults | options))[0]
+    return make_rows(path, **({"shuffle": "splits"} | options))
 
 
 def take(loader: Any, steps: int | None = None) -> Iterator[list[int]]:

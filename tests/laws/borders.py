@@ -8,7 +8,6 @@ cli.writing: text.token_table
 engine.jobs.table_rows: engine.row_weights planning.growth planning.mixture planning.weighted_rows
 engine.work.indexed_work: planning.mixture planning.weighted_rows
 planning.mixture: planning.weighted_rows
-planning.stages: planning.mixture
 """
 """Modules, and the modules of guests that each imports and that its own guest does not have."""
 

@@ -31,7 +31,7 @@ LATER = {
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
         *("engine.jobs.mixed_sources", "engine.jobs.mixture_calls", "engine.jobs.mixture_record"),
         "engine.jobs.mixed_turns",
-        "engine.work.mixed_stream_work",
+        *("engine.work.mixed_items", "engine.work.mixed_stream_work"),
         *(
             "engine.work.source_form",
             "planning.dealing",
@@ -41,7 +41,6 @@ LATER = {
             "planning.rounds",
         ),
     ),
-    "order": (*("engine.row_weights", "planning.growth", "planning.weighted_rows"),),
 }
 """The modules of guests that do not come off yet."""
 
@@ -201,6 +200,21 @@ BESIDE = {
         (),
         ("tests/torch/test_budget_streams.py",),
         (),
+    ),
+    "order": Beside(
+        "import pyarrow as pa\n"
+        "from torch_table_loader import StructuredDataset\n"
+        'StructuredDataset.from_arrow(pa.table({"x": [1]}), shuffle="rows", weights="x")',
+        (
+            "tests/order/test_weights.py::test_repeats_say_how_often_each_row_comes",
+            "tests/order/test_grown_order.py::test_old_rows_keep_their_order_and_new_rows_follow",
+        ),
+        ("tests/order/*.py", "tests/products/test_weights_of_*.py"),
+        ("weights",),
+        shared=(
+            "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[rows by weight",
+            "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[a mixture that draws by weight",
+        ),
     ),
     "text": Beside(
         "import pyarrow as pa\n"

@@ -25,7 +25,7 @@ from torch_table_loader.extend import (
     cumulate,
     derive_key,
 )
-from torch_table_loader.planning import weighted_rows
+from torch_table_loader.order import weighted_rows
 from torch_table_loader.testing import small_sizes
 
 Ints: TypeAlias = NDArray[np.int64]

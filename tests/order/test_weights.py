@@ -35,8 +35,8 @@ from torch_table_loader import (
     TableLoader,
     Weights,
 )
-from torch_table_loader.engine import row_weights
 from torch_table_loader.errors import ConfigTypeError
+from torch_table_loader.order import row_weights
 from torch_table_loader.testing import small_sizes
 
 SIZES = [40, 1, 0, 59]
@@ -525,15 +525,15 @@ def crossed(weights: Any) -> Any:
 
 def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp_path: Path, reads: list[None]) -> None:
     items = make(table, row_store=str(tmp_path)).dataset.job
-    weights = crossed(items.weights)
+    weights = crossed(items.draws)
     assert len(pickle.dumps(weights)) < 8 * ROWS
-    assert np.array_equal(weights.sums.cells, items.weights.sums.cells)
+    assert np.array_equal(weights.sums.cells, items.draws.sums.cells)
     assert len(reads) == 1
-    taken = crossed(items.weights)
+    taken = crossed(items.draws)
     sums_in(tmp_path)[0].unlink()
     with pytest.raises(StorageError, match="were removed or replaced; run again"):
         taken.sums  # noqa: B018 it is mapped when it is asked for
-    held = crossed(make(table).dataset.job.weights)
+    held = crossed(make(table).dataset.job.draws)
     assert np.array_equal(held.sums.cells, weights.sums.cells)
 
 

@@ -132,7 +132,7 @@ BESIDE = {
                 "tests/rooms/test_rest_client.py",
                 "tests/fuzz/test_damaged_iceberg.py",
             ),
-            "tests/torch/test_mixed_iceberg.py",
+            *("tests/products/test_*_of_iceberg.py", "tests/torch/test_mixed_iceberg.py"),
         ),
         ("catalogs", "iceberg"),
     ),
@@ -144,7 +144,8 @@ BESIDE = {
             "tests/far/test_store_remote.py::test_windows_deliver_the_order_and_join_neighbours",
         ),
         (
-            *("tests/far/*.py", "tests/servers/simulated.py", "tests/servers/buckets.py"),
+            *("tests/far/*.py", "tests/products/test_*_of_far.py"),
+            *("tests/servers/simulated.py", "tests/servers/buckets.py"),
             *("tests/fuzz/store_cases.py", "tests/fuzz/test_damaged_stores.py"),
             *("tests/torch/test_disk_cache.py", "tests/torch/test_fetching.py", "tests/torch/test_leaving_far.py"),
             *("tests/text/test_packed_far.py", "tests/torch/test_read_ahead.py", "tests/torch/test_rows_url.py"),

@@ -220,7 +220,7 @@ class Job:
             places = np.arange(stage.start, end)
             names = stage.asked.value
             numbers = (
-                stage.mixture.take(places).source if hasattr(stage, "mixed") else stage.deal.sources(places - stage.start)
+                stage.mixture.take(places).source if hasattr(stage, "mixture") else stage.deal.sources(places - stage.start)
             )
             found += [list(names)[number] for number in numbers.tolist()]
         return found

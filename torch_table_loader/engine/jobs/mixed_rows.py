@@ -28,7 +28,7 @@ from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.saved_state import Bound
-from torch_table_loader.engine.work.indexed_work import MixedStream
+from torch_table_loader.engine.work.mixed_items import MixedStream
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import ExclusionVersions

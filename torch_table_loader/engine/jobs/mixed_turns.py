@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
+
+from typing_extensions import override
 
 from torch_table_loader.engine.jobs.mixture_form import places_of
 from torch_table_loader.engine.jobs.mixture_record import refuse
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
-from torch_table_loader.engine.work.indexed_work import SourceStream
+from torch_table_loader.engine.work.mixed_items import SourceStream
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
+from torch_table_loader.planning.mixture import SourceOrder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.engine.work.indexed_work import CutStream
     from torch_table_loader.planning.mixed_samples import MixedRowsPosition
+    from torch_table_loader.planning.orders import Selects
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixtureTurns(TurnsOf):
+    """The turns of a source, which goes round as often as it is asked to."""
+
+    @override
+    def order_of(self, rows: Selects) -> SourceOrder:
+        return SourceOrder(rows, self.seed, self.name, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,7 @@ class MixedTurns:
             if not rows[name]:
                 continue
             number, tokens = self._cut(own).came_before(before[name])
-            anew = self._cut(own._replace(width=width, origin=(0, 0)))
+            anew = self._cut(replace(own, width=width, origin=(0, 0)))
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
         return before, origins
@@ -131,4 +144,4 @@ class MixedTurns:
         self, name: str, exclusions: Exclusions, epoch: int, width: int, origin: tuple[int, int] = (0, 0)
     ) -> TurnsOf:
         number = list(self.sources).index(name)
-        return TurnsOf(name, number, self.columns, exclusions, self.seed, epoch, width, origin)
+        return MixtureTurns(name, number, self.columns, exclusions, self.seed, epoch, width, origin)

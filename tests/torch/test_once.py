@@ -19,6 +19,7 @@ from torch_table_loader.batching import codec
 from torch_table_loader.engine import machine, plan_check
 from torch_table_loader.engine.jobs import bound, planner
 from torch_table_loader.planning import epoch
+from torch_table_loader.planning import ranks as ranks_of_plans
 
 RANKS = 4
 FILES = 4
@@ -46,12 +47,13 @@ def made(table: Path, mode: str, rank: int = 0, ranks: int = RANKS, **job: Any) 
     return StructuredDataset.create_dataloader(str(table), **given)[0]
 
 
-def frames_of(deed: Callable[[], Any], module: Any) -> list[FrameType]:
-    """Return the frames of the functions of a module that a deed calls in this thread."""
+def frames_of(deed: Callable[[], Any], *modules: Any) -> list[FrameType]:
+    """Return the frames of the functions of some modules that a deed calls in this thread."""
     found: list[FrameType] = []
+    files = {module.__file__ for module in modules}
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename == module.__file__:
+        if event == "call" and frame.f_code.co_filename in files:
             found.append(frame)
 
     before = sys.getprofile()
@@ -63,19 +65,16 @@ def frames_of(deed: Callable[[], Any], module: Any) -> list[FrameType]:
     return found
 
 
-def calls_of(deed: Callable[[], Any], module: Any) -> Counter[str]:
-    """Count the calls of a module's functions."""
-    return Counter(frame.f_code.co_qualname for frame in frames_of(deed, module))
+def calls_of(deed: Callable[[], Any], *modules: Any) -> Counter[str]:
+    """Count the calls of the functions of some modules."""
+    return Counter(frame.f_code.co_qualname for frame in frames_of(deed, *modules))
 
 
 def checked_by(deed: Callable[[], Any]) -> Counter[str]:
     """Count the checks of single options, by what was checked."""
-    checks = {
-        frame
-        for module in (option_checks, units)
-        for frame in frames_of(deed, module)
-        if frame.f_back is not None and frame.f_back.f_code is options.LoaderOptions.__post_init__.__code__
-    }
+    checking = options.LoaderOptions.__post_init__.__code__
+    called = frames_of(deed, option_checks, units)
+    checks = [frame for frame in called if frame.f_back is not None and frame.f_back.f_code is checking]
     return Counter(frame.f_code.co_qualname for frame in checks)
 
 
@@ -86,7 +85,7 @@ def test_only_options_that_the_caller_gives_are_checked_and_each_once(table: Pat
 
 
 def test_sizes_of_global_batches_are_divided_without_another_check(table: Path) -> None:
-    given = {"global_batch_size": 100, "num_ranks": 2, "rank": 1}
+    given: dict[str, Any] = {"global_batch_size": 100, "num_ranks": 2, "rank": 1}
     checks = checked_by(lambda: StructuredDataset(str(table), check_plan=False, **given))
     assert checks.total() == len(given) + 1
 
@@ -114,8 +113,11 @@ def test_a_resume_on_another_world_plans_each_old_rank_once_and_itself_once(tabl
         after.load_state_dict(state)
         next(iter(after))
 
-    plans = calls_of(resume, epoch)
-    assert plans["CutEpoch.plan"] == RANKS + 1
+    stages = 2
+    called = calls_of(resume, epoch, planner, ranks_of_plans)
+    assert called["CutEpoch.plan"] == RANKS + 1
+    assert called["Planner._lay_out_cut"] == called["quotas"] == called["sliced_rows"] == stages
+    assert called["_balanced"] == stages
     laid_out = calls_of(lambda: after.load_state_dict(state), planner)
     assert laid_out["Planner._lay_out_cut"] == 0  # what it planned, it kept
     before.close()

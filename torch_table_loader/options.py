@@ -511,8 +511,9 @@ def _check_files(options: LoaderOptions) -> None:
 
 def _check_cache(options: LoaderOptions) -> None:
     remote = options.remote
-    far_rows = "://" in str(options.rows_kept.place)  # these are fetched all the same
-    if remote.cache_dir is not None and remote.read_ahead_bytes == 0 and not far_rows:
+    if remote.cache_dir is None or remote.read_ahead_bytes != 0:
+        return
+    if "://" not in str(options.rows_kept.place):  # far rows are fetched all the same
         raise ConfigError(
             "storage_options: cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches "
             "nothing ahead; leave one of the two out"

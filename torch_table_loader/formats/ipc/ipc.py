@@ -121,6 +121,13 @@ class IpcReader(WholeGroups, CountedColumns):
             return [[(0, file.version.num_bytes)] for _ in groups]
         return WholeGroups.ranges(self, file, meta, groups, columns)
 
+    @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        held = WholeGroups.held_bytes(self, meta, group, columns, max_rows, row_bytes)
+        if meta.column_bytes is None:
+            return held
+        return max(meta.group_bytes[group], held - meta.group_bytes[group])  # uncompressed, rows are what is stored
+
 
 class IpcFile(GroupedFile):
     """An open file of the IPC file format, whose row groups are record batches."""

@@ -27,13 +27,13 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
+from torch_table_loader.engine.row_draws import row_draws
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.installed import load
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
 from torch_table_loader.planning.keys import derive_key
@@ -330,8 +330,7 @@ def draws_of(rows: SurveyedRows, options: LoaderOptions) -> Draws:
     """
     if options.weights is None:
         return EachOnce()
-    made: Draws = load("order").draws_of(rows.table, options, rows.segments, rows.folder)
-    return made
+    return row_draws().draws_of(rows.table, options, rows.segments, rows.folder)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -410,8 +409,7 @@ class TableRows(TableItems):
             return self.exclusions_in(saved), extents
         files, layout = saved.files_of[then], self.table.layout
         excluded = saved_exclusions(saved, "", layout.part(files).num_rows)
-        found: ExclusionVersions = load("order").exclusions_now(layout, files, excluded)
-        return found, (*extents, then)
+        return row_draws().exclusions_now(layout, files, excluded), (*extents, then)
 
     def _order(self, epoch: int, running: Exclusions, extents: Sequence[Extent] = ()) -> EpochOrder:
         """Return the order of an epoch that has some exclusions, in which the table was less before."""
@@ -421,8 +419,7 @@ class TableRows(TableItems):
             return RowOrder(Permutation(rows.num_rows, derive_key(seed, epoch, "rows")), rows)
         tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
         gone = self.remaining(running).gone
-        joined: EpochOrder = load("order").order_of_arrivals(self.live_starts, tables, gone, seed, epoch)
-        return joined
+        return row_draws().order_of_arrivals(self.live_starts, tables, gone, seed, epoch)
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
+from torch_table_loader.engine.items import Items, TurnsOf
 from torch_table_loader.engine.jobs.bound import bound, of_source, refuse_unknown
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
@@ -32,7 +32,7 @@ from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.engine.table import Table
-from torch_table_loader.engine.work.indexed_work import RowStream, TurnStream
+from torch_table_loader.engine.work.indexed_work import RowStream
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
@@ -67,32 +67,8 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TurnsOf(ABC):
-    """What decides which items of a source of a mixture come in an epoch, and in which order.
-
-    Args:
-        number: what the column `source` says.
-        width: that of samples; 0 where they are rows.
-        origin: `since` and `origin` of a `PackedStream`.
-    """
-
-    name: str
-    number: int
-    columns: pa.Schema
-    exclusions: Exclusions
-    seed: int
-    epoch: int
-    width: int = 0
-    origin: tuple[int, int] = (0, 0)
-
-    @abstractmethod
-    def order_of(self, rows: Selects) -> Order:
-        """Return the order of the source's rows, by how many of them came before."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TableItems(IndexedJob):
+class TableItems(IndexedJob, Items):
     """One rank's share of items made from the rows of one table, gathered from its row store.
 
     Args:
@@ -202,27 +178,6 @@ class TableItems(IndexedJob):
     def apart(self) -> Self:
         """Return the same with exclusions of its own, which begin with what is excluded now."""
         return replace(self, exclusions=self.exclusions.apart())
-
-    @abstractmethod
-    def count(self, turns: TurnsOf) -> int:
-        """Return how many items the first round of a source of a mixture has."""
-
-    @abstractmethod
-    def by_turn(self, turns: TurnsOf) -> TurnStream:
-        """Return the items as a source of a mixture, which goes round as often as it is asked to."""
-
-    @property
-    @abstractmethod
-    def num_places(self) -> int:
-        """Items of the table in its own order, nothing excluded, as `as_map()` counts them."""
-
-    @abstractmethod
-    def columns_at(self, places: Ints) -> list[pa.Array]:
-        """Return the items at some places of the table's own order, one array a column."""
-
-    @abstractmethod
-    def ids_at(self, places: Ints) -> Ints:
-        """Return the row ids that the items at some places of the table's own order come of, item by item."""
 
     @property
     @override

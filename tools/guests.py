@@ -35,6 +35,7 @@ LATER = {
         *(
             "engine.work.source_form",
             "planning.dealing",
+            "planning.mixed_samples",
             "planning.mixed_stages",
             "planning.mixture",
             "planning.quotas",

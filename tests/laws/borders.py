@@ -5,7 +5,6 @@ Each goes with the step of the rebuild that no longer needs it, and none comes.
 
 _TABLE = """
 cli.writing: text.token_table
-planning.stages: planning.mixture
 """
 """Modules, and the modules of guests that each imports and that its own guest does not have."""
 

@@ -27,7 +27,7 @@ class RowDraws(Protocol):
     """The door of that guest."""
 
     def draws_of(self, table: Table, options: LoaderOptions, segments: SegmentTable, stores: Path | None) -> Draws:
-        """Return how often each live row of a table comes, as `weights=` asks.
+        """Return how often each live row of a table comes, as `weights=` asks; once each without it.
 
         Args:
             segments: whole files; every live row is known.

@@ -284,7 +284,7 @@ def draws_of(rows: SurveyedRows, options: LoaderOptions) -> Draws:
         MissingExtraError: this build has no guest that draws rows.
         TableError: the table has not what it is read from.
     """
-    if options.weights is None:
+    if options.weights is None and options.on_growth is None:
         return EachOnce()
     return row_draws().draws_of(rows.table, options, rows.segments, rows.folder)
 

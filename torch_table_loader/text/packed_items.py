@@ -14,6 +14,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import opened_type, width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.items import TurnsOf
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.resolve import (
@@ -23,7 +24,7 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, draws_of, stored_rows
+from torch_table_loader.engine.jobs.table_rows import TableItems, draws_of, stored_rows
 from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences

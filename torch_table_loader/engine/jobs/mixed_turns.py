@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
+from torch_table_loader.engine.items import TurnsOf
 from torch_table_loader.engine.jobs.mixture_form import places_of
 from torch_table_loader.engine.jobs.mixture_record import refuse
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
+from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.work.mixed_items import SourceStream
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.mixture import SourceOrder
@@ -18,7 +19,7 @@ from torch_table_loader.planning.mixture import SourceOrder
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.engine.work.indexed_work import CutStream
+    from torch_table_loader.engine.items import CutStream
     from torch_table_loader.planning.mixed_samples import MixedRowsPosition
     from torch_table_loader.planning.orders import Selects
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
-from torch_table_loader.engine.work.indexed_work import ItemStream, TurnStream
+from torch_table_loader.engine.items import ItemStream, TurnStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

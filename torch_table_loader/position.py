@@ -279,8 +279,9 @@ class JobPosition:
         self._begin(position)
         if self._plan_check is not None:
             self._plan_check.raise_if_others_wait()
-            start = _compared(self.job, position) if continues and self.job.counted else None
-            self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
+            if self._plan_check.compares:
+                start = _compared(self.job, position) if continues and self.job.counted else None
+                self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
         return position
 
     def seek(self, position: Position, job: Job | None = None) -> None:

@@ -98,6 +98,11 @@ class PlanCheck:
                 "init_process_group"
             )
 
+    @property
+    def compares(self) -> bool:
+        """Whether there are ranks with which this one compares what it plans."""
+        return self._store is not None
+
     def __enter__(self) -> Self:
         """Begin to plan."""
         return self

@@ -192,8 +192,7 @@ class IndexedJob(PlacedJob):
         """Return a value that threads and processes can work on; stores are built and opened if they are not."""
         self.open(position)
         return IndexedWork(
-            **self._common_work(position),
-            plan=self._batches(position),
+            **self._common_work(position, self.planned(position)),
             items=self.stream(position),
             gather_batches=self.gather_batches,
         )

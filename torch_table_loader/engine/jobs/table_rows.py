@@ -13,10 +13,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
-from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.jobs.bound import bound, of_source, refuse_unknown
+from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
@@ -262,6 +261,7 @@ class SurveyedRows(NamedTuple):
     columns: pa.Schema
     segments: SegmentTable
     row_bytes: int
+    codecs: Codecs
 
     @property
     def folder(self) -> Path | None:
@@ -305,7 +305,8 @@ def stored_rows(
         )
     with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
     with_ids = delivered(table, with_ids, options)
-    make_codec(with_ids if topology is None else with_padding(with_ids, topology), TypePolicy.of(options))
+    codecs = Codecs()
+    codecs.of(with_ids if topology is None else with_padding(with_ids, topology), options)
     segments = whole_files(table.layout, filtered=options.filters is not None)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
@@ -317,7 +318,7 @@ def stored_rows(
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
     made, flat = (None, 0) if stage is None else (stage.key, stage.flat_lists)
     store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat, in_place=in_place)
-    return SurveyedRows(table, store, with_ids, segments, row_bytes)
+    return SurveyedRows(table, store, with_ids, segments, row_bytes, codecs)
 
 
 def draws_of(rows: SurveyedRows, options: LoaderOptions) -> Draws:
@@ -360,6 +361,7 @@ class TableRows(TableItems):
             row_bytes=rows.row_bytes,
             fork_safe=rows.fork_safe,
             columns=rows.columns,
+            codecs=rows.codecs,
             live_rows=int(rows.segments.live.sum()),
             table=rows.table,
             store=rows.store,

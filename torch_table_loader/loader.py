@@ -78,9 +78,12 @@ class PreparedForAccelerate:
         asking = sys._getframe(1).f_locals
         accelerator: Any = asking.get("self")
         if hasattr(accelerator, "device_placement") and hasattr(accelerator, "device"):
-            asked = asking.get("device_placement")
-            places = accelerator.device_placement if asked is None else asked
-            self._device_of_accelerate = accelerator.device if places else None
+            places = asking.get("device_placement")
+            if places is None:
+                places = accelerator.device_placement
+            self._device_of_accelerate = None
+            if places:
+                self._device_of_accelerate = accelerator.device
         return True
 
     @_is_accelerate_prepared.setter
@@ -112,7 +115,9 @@ class EpochOfAccelerate:
 def _gradient_state() -> Any:
     """Return Accelerate's gradient state; None where no Accelerator was made."""
     kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
-    return kind() if kind is not None and kind._shared_state else None
+    if kind is None or not kind._shared_state:
+        return None
+    return kind()
 
 
 class _InSamples(IterableDataset[Any]):
@@ -128,8 +133,10 @@ class _InSamples(IterableDataset[Any]):
         """Return the rows, or sequences, of an epoch on all ranks; the steps, where another DataLoader wraps this."""
         asking = sys._getframe(1)
         refuse_dividing(self._dataset, asking)
-        of_loader = asking.f_code is DataLoader.__len__.__code__
-        return len(self._dataset) if of_loader else self._dataset._position.num_samples
+        if asking.f_code is DataLoader.__len__.__code__:
+            return len(self._dataset)
+        samples: int = self._dataset._position.num_samples
+        return samples
 
     @property  # type: ignore[misc]  # isinstance asks it, and nobody sets it
     def __class__(self) -> type:
@@ -254,8 +261,12 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
         Until its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
         """
         start, before = self._position.begin(), self._position.newest
-        left_epoch = start.epoch if before is None else before.leg.position.epoch
-        if before is not None and before.resumed and before.left and start.epoch > left_epoch:
+        if (
+            before is not None
+            and before.resumed
+            and before.left
+            and start.epoch > (left_epoch := before.leg.position.epoch)
+        ):
             warn_caller(
                 f"the resumed epoch {left_epoch} was left with {before.left} batches to go; a trainer that "
                 "counts steps itself (Lightning, the Hugging Face Trainer) ends such an epoch too early if it was "
@@ -469,7 +480,9 @@ class LoaderIterator(Iterator[B_co]):
         self._plan = work.plan
         self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._merger
-        device = self._loader._device_of_accelerate if options.device is None else options.device
+        device = options.device
+        if device is None:
+            device = self._loader._device_of_accelerate
         if device is not None:
             from torch_table_loader.engine.device import moved
 
@@ -512,7 +525,9 @@ class LoaderIterator(Iterator[B_co]):
         """Return the next batch, from the next epoch if the iteration continues with it."""
         while True:
             try:
-                return self._ahead.pop() if self._ahead else next(self._next)
+                if self._ahead:
+                    return self._ahead.pop()
+                return next(self._next)
             except StopIteration:
                 if self._is_over or not (self._begin_next_stage() or self._begin_next_epoch()):
                     raise

@@ -67,8 +67,11 @@ class Schedule:
     def steps_left(self, epoch: int, done: Done, of_step: Done) -> int | None:
         """Return how many steps have the value of the step that comes next; None: all."""
         had, each = getattr(done, self.unit), getattr(of_step, self.unit)
-        ahead = None if epoch else next((place for place in self.values if place > had), None)
-        return None if ahead is None else -(-(ahead - had) // each)
+        ahead = next((place for place in self.values if place > had), None)
+        if epoch or ahead is None:
+            return None
+        left: int = -(-(ahead - had) // each)
+        return left
 
     def begin(self, done: Done) -> int:
         """Return from where on the value of the step that comes next holds, in the first epoch."""
@@ -107,7 +110,7 @@ class Schedule:
         values: dict[int, int] = {}
         at, size = 0, self.values[0]
         for place, following in self.values.items():
-            at += -(-(place - at) // size) * size if place > at else 0
+            at += max(0, -(-(place - at) // size) * size)
             values[at] = size = following
         return replace(self, values=values)
 
@@ -178,10 +181,11 @@ class Stop:
     def limits(self, rows: Mapping[str, int]) -> dict[str, int]:
         """Return how many rows of each source decide where an epoch ends, by name."""
         if isinstance(self.at, str):
-            droppable = self.drop if self.at == "first_exhausted" else {}
             if self.at == "forever":
                 return {}
-            return {name: own for name, own in rows.items() if name not in droppable}
+            if self.at != "first_exhausted":
+                return dict(rows)
+            return {name: own for name, own in rows.items() if name not in self.drop}
         return {name: times * rows[name] for name, times in self.at.items() if name in rows}
 
     def caps(self, rows: Mapping[str, int]) -> dict[str, int]:
@@ -208,7 +212,9 @@ class Stop:
         if not done.samples and self.tokens < seq_len:
             raise ConfigError(f"tokens of Stop must be at least those of one sequence, {seq_len}, got {self.tokens}")
         fit = done.samples + max(0, self.tokens - done.tokens) // seq_len
-        return replace(self, tokens=None, samples=fit if self.samples is None else min(fit, self.samples))
+        if self.samples is not None:
+            fit = min(fit, self.samples)
+        return replace(self, tokens=None, samples=fit)
 
     def in_words(self, what: str = "row") -> str:
         """Return when an epoch ends, in words."""
@@ -218,13 +224,16 @@ class Stop:
             "forever": "never",
         }
         if isinstance(self.at, str):
-            end = ends[self.at]
+            all_ends = [ends[self.at]]
         else:
-            end = f"before {' or '.join(f'{name!r} comes more than {times} times' for name, times in self.at.items())}"
-        if self.samples is not None:
-            end = f"{'' if end == 'never' else f'{end}, or '}after {self.samples:,} {what}s"
-        if self.tokens is not None:
-            end = f"{'' if end == 'never' else f'{end}, or '}after {self.tokens:,} tokens"
+            oftener = (f"{name!r} comes more than {times} times" for name, times in self.at.items())
+            all_ends = [f"before {' or '.join(oftener)}"]
+        for most, unit in ((self.samples, f"{what}s"), (self.tokens, "tokens")):
+            if most is not None:
+                all_ends.append(f"after {most:,} {unit}")
+        if len(all_ends) > 1 and all_ends[0] == "never":
+            del all_ends[0]
+        end = ", or ".join(all_ends)
         dropped = " and ".join(f"{name!r} after it came {times} times" for name, times in self.drop.items())
         if dropped:
             return f"{end}; the others go on without {dropped}"
@@ -233,10 +242,13 @@ class Stop:
     @property
     def as_dict(self) -> dict[str, Any]:
         """The arguments that change the order, as plain data for a state."""
-        at = self.at if isinstance(self.at, str) else dict(self.at)
-        drop = {"drop": dict(self.drop)} if self.drop else {}
+        found: dict[str, Any] = {"stop": self.at}
+        if not isinstance(self.at, str):
+            found["stop"] = dict(self.at)
+        if self.drop:
+            found["drop"] = dict(self.drop)
         most = {"samples": self.samples, "tokens": self.tokens}
-        return {"stop": at, **drop, **{name: number for name, number in most.items() if number is not None}}
+        return found | {name: number for name, number in most.items() if number is not None}
 
 
 StopRule: TypeAlias = StopWord | Mapping[str, int] | Stop

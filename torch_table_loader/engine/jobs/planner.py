@@ -159,7 +159,9 @@ class Planner:
         if extent in self._segments and extent is None:
             return self._segments[extent].splits.digest()
         layout = self._layout_of(extent)
-        splits = self.strategy.cut(layout) if self.strategy.cuts else self.strategy.deal(layout, 1, 0, 1, 0)[0]
+        if self.strategy.cuts:
+            return self.strategy.cut(layout).digest()
+        splits, _ = self.strategy.deal(layout, 1, 0, 1, 0)
         return splits.digest()
 
     def whole(self) -> SegmentTable:
@@ -184,9 +186,13 @@ class Planner:
         """
         laid_out = self._laid_out(position)
         if rank not in laid_out.plans:
-            job = laid_out.job
-            laid_out.plans[rank] = _dealt(job, rank) if isinstance(job, DealtEpoch) else self._cut(position, rank)
+            laid_out.plans[rank] = self._planned(laid_out.job, position, rank)
         return laid_out.plans[rank]
+
+    def _planned(self, job: CutEpoch | DealtEpoch, position: StreamPosition, rank: int) -> PlannedStream:
+        if isinstance(job, DealtEpoch):
+            return _dealt(job, rank)
+        return self._cut(position, rank)
 
     def steps_of_ranks(self, position: StreamPosition, *, count: bool = False) -> list[int] | None:
         """Return the steps of every rank in the position's stage; None if a rank knows only its own rows.
@@ -259,7 +265,9 @@ class Planner:
     def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
         job = self._cut_epoch(position, (rank,))
         _, steps = job.quotas
-        longest = int(steps.max()) if self._all_known(job) else None
+        longest: int | None = None
+        if self._all_known(job):
+            longest = int(steps.max())
         return PlannedStream(job.plan(rank), longest, job.segments, _windows(job.consumed))
 
     def _all_known(self, job: CutEpoch) -> bool:
@@ -270,8 +278,9 @@ class Planner:
         """Return a stage that the strategy cuts, with the rows counted that some ranks need (None: all)."""
         laid_out = self._laid_out(position)
         job = cast("CutEpoch", laid_out.job)
-        everything = ranks is None or bool(job.stage)
-        wanted = job.order if everything else np.concatenate([job.order[:0], *map(job.splits_of, ranks or ())])
+        wanted = job.order
+        if ranks is not None and not job.stage:
+            wanted = np.concatenate([wanted[:0], *map(job.splits_of, ranks)])
         segments = self._count(self._kept_of(position.epoch), position.stage.extent, wanted)
         if segments is not job.segments:
             laid_out.job = job = replace(job, segments=segments)
@@ -293,7 +302,9 @@ class Planner:
         for number, stage in enumerate(past):
             if past[: number + 1] not in known:
                 begun = replace(position, past=past[:number], stage=stage)
-                job = self._cut_epoch(begun, None) if self.strategy.cuts else self._laid_out(begun).job
+                job = self._laid_out(begun).job
+                if self.strategy.cuts:
+                    job = self._cut_epoch(begun, None)
                 known[past[: number + 1]] = job.delivered(stage.steps)
         if past:
             return known[past]
@@ -318,7 +329,9 @@ class Planner:
     def _lay_out_dealt(self, epoch: int, stage: Stage, consumed: Consumption, number: int) -> DealtEpoch:
         """Let a generator deal a stage to all ranks; of one that takes no ranks, every rank is the first."""
         topology = stage.topology
-        ranks = topology.num_ranks if self.strategy.form == "generator_with_ranks" else 1
+        ranks = 1
+        if self.strategy.form == "generator_with_ranks":
+            ranks = topology.num_ranks
         layout = self._layout_of(stage.extent)
         files = list(layout)
         dealt = [

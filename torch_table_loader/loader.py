@@ -592,7 +592,7 @@ class LoaderIterator(Iterator[B_co]):
             self._changes, before = self._asked.changes, position
             if (position := self._job.current(before)) is not before:
                 self.go_on(position)
-        self._position.check_weights(position, begins=begins)
+        self._position.check_asked(position, begins=begins)
 
     def _was_last(self) -> bool:
         """Whether the last batch was yielded; if rows are not counted, one batch is read ahead to find out."""

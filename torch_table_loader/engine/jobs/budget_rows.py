@@ -136,7 +136,7 @@ class BudgetRows(TableRows):
         similar = None
         if budget.similar is not None:
             similar = budget.similar, partial(_key_of_window, seed, epoch)
-        order = FilledOrder.of(self._permuted(position), position.total, self.live_rows, measure, similar)
+        order = FilledOrder.of(self.permuted(position), position.total, self.live_rows, measure, similar)
         if order.longer and budget.longer == "error":
             longest, row = order.longest
             [span] = self.spans_of(self.ids_at(np.array([row])))

@@ -68,8 +68,11 @@ class Schedule:
     def steps_left(self, epoch: int, done: Done, of_step: Done) -> int | None:
         """Return how many steps have the value of the step that comes next; None: all."""
         had, each = getattr(done, self.unit), getattr(of_step, self.unit)
-        ahead = None if epoch else next((place for place in self.values if place > had), None)
-        return None if ahead is None else -(-(ahead - had) // each)
+        ahead = next((place for place in self.values if place > had), None)
+        if epoch or ahead is None:
+            return None
+        left: int = -(-(ahead - had) // each)
+        return left
 
     def begin(self, done: Done) -> int:
         """Return from where on the value of the step that comes next holds, in the first epoch."""
@@ -108,7 +111,7 @@ class Schedule:
         values: dict[int, int] = {}
         at, size = 0, self.values[0]
         for place, following in self.values.items():
-            at += -(-(place - at) // size) * size if place > at else 0
+            at += max(0, -(-(place - at) // size) * size)
             values[at] = size = following
         return replace(self, values=values)
 

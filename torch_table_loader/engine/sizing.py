@@ -211,7 +211,9 @@ def blocks_of_a_process(
     >>> blocks_of_a_process(64, 8192, None, collated=False), blocks_of_a_process(64, 8192, 4, collated=True)
     ((8, 2), (1, 4))
     """
-    batches = 1 if collated else max(1, _within(BLOCK_BYTES, memory) // (row_bytes * batch_size))
+    batches = 1
+    if not collated:
+        batches = max(1, _within(BLOCK_BYTES, memory) // (row_bytes * batch_size))
     if prefetch_batches is None:
         return batches, BLOCKS_AHEAD
     batches = min(batches, prefetch_batches)
@@ -233,8 +235,9 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
         block_batches, blocks_ahead = blocks
         slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
         return read_rows + (2 + slots) * block_batches * size
-    given = options.prefetch_batches
-    waiting = BLOCKS_AHEAD if given is None else -(-given * size // read_rows)
+    waiting = BLOCKS_AHEAD
+    if options.prefetch_batches is not None:
+        waiting = -(-options.prefetch_batches * size // read_rows)
     return (3 + waiting) * read_rows
 
 

@@ -65,10 +65,11 @@ class Stop:
     def limits(self, rows: Mapping[str, int]) -> dict[str, int]:
         """Return how many rows of each source decide where an epoch ends, by name."""
         if isinstance(self.at, str):
-            droppable = self.drop if self.at == "first_exhausted" else {}
             if self.at == "forever":
                 return {}
-            return {name: own for name, own in rows.items() if name not in droppable}
+            if self.at != "first_exhausted":
+                return dict(rows)
+            return {name: own for name, own in rows.items() if name not in self.drop}
         return {name: times * rows[name] for name, times in self.at.items() if name in rows}
 
     def caps(self, rows: Mapping[str, int]) -> dict[str, int]:
@@ -95,7 +96,9 @@ class Stop:
         if not done.samples and self.tokens < seq_len:
             raise ConfigError(f"tokens of Stop must be at least those of one sequence, {seq_len}, got {self.tokens}")
         fit = done.samples + max(0, self.tokens - done.tokens) // seq_len
-        return replace(self, tokens=None, samples=fit if self.samples is None else min(fit, self.samples))
+        if self.samples is not None:
+            fit = min(fit, self.samples)
+        return replace(self, tokens=None, samples=fit)
 
     def in_words(self, what: str = "row") -> str:
         """Return when an epoch ends, in words."""
@@ -105,13 +108,16 @@ class Stop:
             "forever": "never",
         }
         if isinstance(self.at, str):
-            end = ends[self.at]
+            all_ends = [ends[self.at]]
         else:
-            end = f"before {' or '.join(f'{name!r} comes more than {times} times' for name, times in self.at.items())}"
-        if self.samples is not None:
-            end = f"{'' if end == 'never' else f'{end}, or '}after {self.samples:,} {what}s"
-        if self.tokens is not None:
-            end = f"{'' if end == 'never' else f'{end}, or '}after {self.tokens:,} tokens"
+            oftener = (f"{name!r} comes more than {times} times" for name, times in self.at.items())
+            all_ends = [f"before {' or '.join(oftener)}"]
+        for most, unit in ((self.samples, f"{what}s"), (self.tokens, "tokens")):
+            if most is not None:
+                all_ends.append(f"after {most:,} {unit}")
+        if len(all_ends) > 1 and all_ends[0] == "never":
+            del all_ends[0]
+        end = ", or ".join(all_ends)
         dropped = " and ".join(f"{name!r} after it came {times} times" for name, times in self.drop.items())
         if dropped:
             return f"{end}; the others go on without {dropped}"
@@ -120,10 +126,13 @@ class Stop:
     @property
     def as_dict(self) -> dict[str, Any]:
         """The arguments that change the order, as plain data for a state."""
-        at = self.at if isinstance(self.at, str) else dict(self.at)
-        drop = {"drop": dict(self.drop)} if self.drop else {}
+        found: dict[str, Any] = {"stop": self.at}
+        if not isinstance(self.at, str):
+            found["stop"] = dict(self.at)
+        if self.drop:
+            found["drop"] = dict(self.drop)
         most = {"samples": self.samples, "tokens": self.tokens}
-        return {"stop": at, **drop, **{name: number for name, number in most.items() if number is not None}}
+        return found | {name: number for name, number in most.items() if number is not None}
 
 
 StopRule: TypeAlias = StopWord | Mapping[str, int] | Stop

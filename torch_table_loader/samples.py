@@ -86,6 +86,13 @@ class Samples:
             return width
         return 1
 
+    def check_mixed(self) -> None:
+        """Refuse to be the samples of a source of a mixture.
+
+        Raises:
+            ConfigError: what the source asks for does not go with a mixture.
+        """
+
     def warn_of(self, counts: SampleCounts | None) -> None:
         """Warn of what the samples of a table hold, as was counted."""
 
@@ -188,14 +195,6 @@ class SamplesOption(ABC):
 
         Raises:
             ConfigError: names the option.
-        """
-
-    @abstractmethod
-    def check_mixed(self) -> None:
-        """Refuse to be the samples of a source of a mixture.
-
-        Raises:
-            ConfigError: what the source asks for does not go with a mixture.
         """
 
     @abstractmethod

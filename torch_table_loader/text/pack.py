@@ -439,19 +439,6 @@ class Pack(SamplesOption):
         return [*own, *(name for name in asked or () if name not in own)]
 
     @override
-    def check_mixed(self) -> None:
-        if self.balance is not None:
-            raise ConfigError(
-                f"a mixture deals sequences in turn, got balance={self.balance!r}; leave balance out of the packs of "
-                "its sources"
-            )
-        if takes_epoch(self.documents):
-            raise ConfigError(
-                "a mixture goes round its sources within an epoch, each time with as many sequences, and documents= "
-                "takes the epoch, so that each has others; leave that parameter out, or read the table alone"
-            )
-
-    @override
     def check_beside(self, options: Mapping[str, Any]) -> None:
         if options["weights"] is not None and not self.permutes_documents:
             raise ConfigError(
@@ -575,6 +562,19 @@ class PackedSamples(Samples):
     @override
     def functions(self) -> dict[str, Callable[..., Any]]:
         return {} if self.pack.documents is None else {"Pack(documents=...)": self.pack.documents}
+
+    @override
+    def check_mixed(self) -> None:
+        if self.pack.balance is not None:
+            raise ConfigError(
+                f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
+                "of its sources"
+            )
+        if takes_epoch(self.pack.documents) and not self.indexed:
+            raise ConfigError(
+                "a mixture of streams goes round its sources with as many sequences each time, and documents= takes "
+                'the epoch, so that each has others; pass shuffle="rows" to the sources, or leave that parameter out'
+            )
 
     @override
     def reads(self, asked: Sequence[str] | None) -> list[str]:

@@ -246,7 +246,7 @@ class PackedItems(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        """Return how many sequences the first round has; only of best fit does the order decide that."""
+        """Return how many sequences the first round has: of most packs that is the same in each epoch."""
         if self.options.weights is not None and not (self.weights is not None and self.weights.always_alike):
             raise ConfigError(
                 f"rounds of a source of a mixture have the same documents, got weights={self.options.weights!r}; pass "
@@ -254,7 +254,7 @@ class PackedItems(TableItems):
             )
         if not self.remaining(turns.exclusions).num_rows:
             return 0
-        if self.tokens.packer.block_docs is not None:
+        if self.tokens.packer.block_docs is not None or takes_epoch(self.pack.documents):
             return self.by_turn(turns).count
         return self._stream(0, turns.exclusions, seq_len=turns.width).count
 
@@ -262,7 +262,7 @@ class PackedItems(TableItems):
     def by_turn(self, turns: TurnsOf) -> PackedStream:
         name, number, columns, exclusions, seed, epoch, seq_len, (since, origin) = turns
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "source": name, "origin": origin, "since": since}
-        tokens, constants = self.tokens.of_length(seq_len), {SOURCE_COLUMN: number}
+        tokens, constants = self.tokens.of_epoch(seed, epoch).of_length(seq_len), {SOURCE_COLUMN: number}
         key = exclusions.digest, number, seq_len, *own.values()
         made = partial(_checked_stream, self, tokens, columns)
         return self._streams.of(key, lambda: made(self._of_source(turns), constants=constants, **own))
@@ -310,7 +310,7 @@ class PackedItems(TableItems):
 
     @override
     def notes(self, position: SamplePosition) -> list[str]:
-        pack, tokens = self.pack, self.tokens.of_epoch(position.epoch).lengths.total
+        pack, tokens = self.pack, self._tokens_in(position.epoch).lengths.total
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
@@ -335,10 +335,13 @@ class PackedItems(TableItems):
             return None
         return self.stream(position).counts()
 
+    def _tokens_in(self, epoch: int) -> StoredTokens:
+        return self.tokens.of_epoch(self.options.shuffle_seed, epoch)
+
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
         seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
-        tokens = self.tokens.of_epoch(epoch).of_length(length)
+        tokens = self._tokens_in(epoch).of_length(length)
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
         key = epoch, exclusions.digest, origin, length
         made = partial(_checked_stream, self, tokens, self.columns)

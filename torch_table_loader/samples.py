@@ -270,6 +270,24 @@ class Counted:
         return self.counts
 
 
+def known_sum(one: int | None, two: int | None) -> int | None:
+    """Add two numbers, of which None is unknown."""
+    if one is None or two is None:
+        return None
+    return one + two
+
+
+def in_percent(share: float | None) -> str | None:
+    """Format a share; None if it is unknown.
+
+    >>> in_percent(0.5)
+    '50.00 %'
+    """
+    if share is None:
+        return None
+    return f"{100 * share:.2f} %"
+
+
 def sum_of(counts: Iterable[SampleCounts | None]) -> SampleCounts | None:
     """Add up what was counted of several runs of rows; None if there are none, or any of them is unknown."""
     total = None

@@ -526,7 +526,9 @@ class PackedSamples(Samples):
     @property
     @override
     def lengths(self) -> Schedule | None:
-        return self.pack.seq_len if isinstance(self.pack.seq_len, Schedule) else None
+        if isinstance(self.pack.seq_len, Schedule):
+            return self.pack.seq_len
+        return None
 
     @property
     @override
@@ -546,7 +548,9 @@ class PackedSamples(Samples):
     @property
     @override
     def bound(self) -> dict[str, Any]:
-        return {} if self.cut_anywhere else {LENGTH: self.width}
+        if self.cut_anywhere:
+            return {}
+        return {LENGTH: self.width}
 
     @property
     @override
@@ -556,12 +560,16 @@ class PackedSamples(Samples):
     @property
     @override
     def notes(self) -> list[str]:
-        return [] if self.lengths is None else [f"sequences have {self.pack.lengths_in_words}"]
+        if self.lengths is None:
+            return []
+        return [f"sequences have {self.pack.lengths_in_words}"]
 
     @property
     @override
     def functions(self) -> dict[str, Callable[..., Any]]:
-        return {} if self.pack.documents is None else {"Pack(documents=...)": self.pack.documents}
+        if self.pack.documents is None:
+            return {}
+        return {"Pack(documents=...)": self.pack.documents}
 
     @override
     def check_mixed(self) -> None:

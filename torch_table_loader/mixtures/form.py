@@ -66,9 +66,8 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
         ConfigError: sources differ; names the option and both values.
     """
     (first, options), *others = sources.items()
-    for value in (getattr(own, option) for own in sources.values() for option in FORM_OPTIONS):
-        if isinstance(value, SamplesOption):
-            value.check_mixed()
+    for own in sources.values():
+        own.samples.check_mixed()
     for name, other in others:
         keyed = any(isinstance(own.columns, Mapping) for own in (options, other))
         for option in (*FORM_OPTIONS, *(["columns"] if keyed else [])):

@@ -114,7 +114,8 @@ class MixedDataset(RankDataset):
         if asked.budget is not None:
             raise ConfigError(
                 "the batches of a mixture have as many rows each, of which each source has its share, got "
-                "batch_size=Budget(...); pass a number of rows, or a dataset of one table"
+                "batch_size=Budget(...); pass a number of rows, and pack=Pack(...) to each source for batches of as "
+                "many tokens, or read one table"
             )
         named = {"num_ranks", "rank"} & set(options)
         of_sources = any(job.options.num_ranks is not None for job in jobs.values())

@@ -49,8 +49,7 @@ class TargetSizeStrategy:
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
         """Cut files between row groups."""
         layout = as_layout(files)
-        target = parse_bytes(self.target_bytes) if self.target_rows is None else self.target_rows
-        column = layout.group_bytes if self.target_rows is None else layout.group_rows
+        target, column = self._target_of(layout)
         weights = np.where(layout.group_kept, column, 0)
         target = min(target, max(1, int(weights.sum()) // self.least_splits))
         offsets = layout.group_offsets
@@ -66,6 +65,12 @@ class TargetSizeStrategy:
                 total += weight
         heads = offsets[:-1][np.diff(offsets) > 0]
         return _cut_at(layout, np.sort(np.append(heads, np.array(inner, dtype=np.int64))))
+
+    def _target_of(self, layout: TableLayout) -> tuple[int, NDArray[np.int64]]:
+        """Return the target, and what row groups have of that."""
+        if self.target_rows is not None:
+            return self.target_rows, layout.group_rows
+        return parse_bytes(self.target_bytes), layout.group_bytes
 
 
 @dataclass(frozen=True, slots=True)

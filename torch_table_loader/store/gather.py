@@ -25,6 +25,7 @@ from torch_table_loader.arrow.arrays import (
     values_from,
 )
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
+from torch_table_loader.arrow.copied_runs import COPIED_BYTES, copied_runs
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError, TableError
@@ -58,9 +59,6 @@ PAGE = 4096
 GAP_PAGES = 4
 """Unneeded pages that are read to avoid a second request: 16 KiB."""
 REQUEST_PAGES = 1024
-
-_LONG = 48
-"""From this many values a list on, copying each list costs less than computing the index of each value."""
 
 _WIDE = 8
 """From this many values side by side on, copying row by row costs less than column by column."""
@@ -527,6 +525,11 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
     total = int(lengths.sum())
     refuse_too_many(kind, total)
     stored = [stored_values(array) for array, _, _ in parts]
+    if total * stored[0].itemsize > COPIED_BYTES * num_rows:
+        before = np.cumsum([0, *map(len, stored[:-1])]).tolist()
+        for start, (_, _, rows) in zip(before, parts, strict=True):
+            begins[rows] += start
+        return lists_of(kind, lengths, values_from(kind.value_type, copied_runs(stored, begins, lengths)), nulls)
     values = new_array((total,), stored[0].dtype)
     for some, (_, _, rows) in zip(stored, parts, strict=True):
         _copy(some, values, begins[rows], (ends - lengths)[rows], lengths[rows])
@@ -534,13 +537,8 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
 
 
 def _copy(stored: NDArray[Any], values: NDArray[Any], sources: Ints, targets: Ints, lengths: Ints) -> None:
-    """Copy runs of values from positions `sources` to positions `targets`."""
-    total = int(lengths.sum())
-    if total >= _LONG * len(lengths):
-        for source, target, length in zip(sources.tolist(), targets.tolist(), lengths.tolist(), strict=True):
-            values[target : target + length] = stored[source : source + length]
-        return
-    step = max(1, sizes().list_indices * len(lengths) // max(total, 1))
+    """Copy short runs of values from positions `sources` to positions `targets`."""
+    step = max(1, sizes().list_indices * len(lengths) // max(int(lengths.sum()), 1))
     for start in range(0, len(lengths), step):
         some = slice(start, start + step)
         counts = lengths[some]

@@ -50,6 +50,21 @@ class Parts(NamedTuple):
     next: Ints
     columns: pa.StructArray | None
 
+    @property
+    def columns_bytes(self) -> int:
+        """Bytes of the other columns."""
+        if self.columns is None:
+            return 0
+        return int(self.columns.nbytes)
+
+    def columns_of(self, numbers: Ints | slice) -> pa.StructArray | None:
+        """Return the other columns of some parts."""
+        if self.columns is None:
+            return None
+        if isinstance(numbers, slice):
+            return self.columns[numbers]
+        return self.columns.take(pa.array(numbers))
+
 
 def part_type(columns: Sequence[pa.Field]) -> pa.StructType:
     """Return the type of a part, including the other columns of its document."""

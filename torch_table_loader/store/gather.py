@@ -96,12 +96,13 @@ class ListValues:
         *,
         counts: Ints | None = None,
     ) -> None:
-        sizes = [len(stretch) for stretch in stretches] if counts is None else counts
-        self._sizes = np.array(sizes, dtype=np.int64)
-        one = counts is not None
-        self._array = np.zeros(len(starts), np.int64) if one else np.arange(len(starts))
+        self._array, self._begin = np.arange(len(starts)), np.zeros(len(starts), np.int64)
         """The array of each stretch, and where in it the stretch begins."""
-        self._begin = np.cumsum(self._sizes) - self._sizes if one else np.zeros(len(starts), np.int64)
+        if counts is None:
+            self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
+        else:
+            self._sizes = np.array(counts, dtype=np.int64)
+            self._array, self._begin = self._begin, np.cumsum(self._sizes) - self._sizes
         self.placed = placed
         if placed is not None and len(stretches):
             tokens = np.array(placed.added, stretches[0].dtype[0]).view(stretches[0].dtype)
@@ -301,7 +302,9 @@ class StoredRows:
         Yields:
             A store to gather the rows from, the places of the block in it, and the note.
         """
-        for places, note in blocks if self.read_ahead is None else self.read_ahead.windows(blocks, most_blocks):
+        if self.read_ahead is not None:
+            blocks = self.read_ahead.windows(blocks, most_blocks)
+        for places, note in blocks:
             yield self, places, note
 
     def ids(self, places: Ints) -> Ints:
@@ -351,8 +354,9 @@ class StoredRows:
             if bits is not None and slot.column in self.null_columns:
                 nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
             columns[slot.column] = _array(slot, bare, nulls)
-        coded: Mapping[int, bool] = {} if self.strings is None else self.strings.columns
+        coded: Mapping[int, bool] = {}
         if self.strings is not None:
+            coded = self.strings.columns
             for column, array in zip(coded, self.strings.gather(places), strict=True):
                 columns[column] = array
         others = [column for column in self.layout.heap if column not in coded]
@@ -486,12 +490,20 @@ def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8]) -> list[NDAr
     return found
 
 
+def _validity(nulls: NDArray[Any] | None) -> pa.Buffer | None:
+    """Return Arrow's bits for values of which some are null; None if none is."""
+    if nulls is None:
+        return None
+    return pa.py_buffer(np.packbits(nulls == 0, bitorder="little"))
+
+
 def _flat(kind: pa.DataType, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:
-    valid = None if nulls is None else pa.py_buffer(np.packbits(nulls == 0, bitorder="little"))
-    stored = np.packbits(values, bitorder="little") if pt.is_boolean(kind) else values
+    stored = values
+    if pt.is_boolean(kind):
+        stored = np.packbits(values, bitorder="little")
     if stored.dtype.kind == "V":
         stored = stored.view(np.uint8)
-    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(stored)])
+    return pa.Array.from_buffers(kind, len(values), [_validity(nulls), pa.py_buffer(stored)])
 
 
 def copies_lists(kind: pa.DataType) -> bool:
@@ -525,13 +537,16 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
         begins[rows] = first = offsets[places]
         lengths[rows] = offsets[places + 1] - first
         if array.null_count:
-            nulls = np.zeros(num_rows, np.bool_) if nulls is None else nulls
+            if nulls is None:
+                nulls = np.zeros(num_rows, np.bool_)
             nulls[rows] = null_mask(array)[places]
     if nulls is not None:
         lengths[nulls] = 0
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if num_rows else 0
-    width = np.int64 if pt.is_large_list(kind) else np.int32
+    width, form = "int32", pa.ListArray
+    if pt.is_large_list(kind):
+        width, form = "int64", pa.LargeListArray
     if total > np.iinfo(width).max:
         raise pa.ArrowInvalid(f"{total:,} values do not fit into one array of type {kind}")
     num_bytes = kind.value_type.bit_width // 8
@@ -544,10 +559,8 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
             _copy(stored, values, begins[rows], (ends - lengths)[rows], lengths[rows])
     offsets = np.zeros(num_rows + 1, width)
     offsets[1:] = ends
-    valid = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
     inner = pa.Array.from_buffers(kind.value_type, total, [None, pa.py_buffer(values)])
-    form = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
-    return form.from_buffers(kind, num_rows, [valid, pa.py_buffer(offsets)], children=[inner])
+    return form.from_buffers(kind, num_rows, [_validity(nulls), pa.py_buffer(offsets)], children=[inner])
 
 
 def _copy(stored: NDArray[Any], values: NDArray[Any], sources: Ints, targets: Ints, lengths: Ints) -> None:

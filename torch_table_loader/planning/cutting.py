@@ -49,8 +49,10 @@ class TargetSizeStrategy:
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
         """Cut files between row groups."""
         layout = as_layout(files)
-        target = parse_bytes(self.target_bytes) if self.target_rows is None else self.target_rows
-        column = layout.group_bytes if self.target_rows is None else layout.group_rows
+        if self.target_rows is None:
+            target, column = parse_bytes(self.target_bytes), layout.group_bytes
+        else:
+            target, column = self.target_rows, layout.group_rows
         weights = np.where(layout.group_kept, column, 0)
         target = min(target, max(1, int(weights.sum()) // self.least_splits))
         offsets = layout.group_offsets

@@ -222,7 +222,9 @@ class RankPlan:
         """
         own = min(batches, self.body_batches[lane])
         last = min(self.batches_before(self.steps)[lane], self.body_batches[lane])
-        body = self._body(lane, last, own) if own else None
+        body = None
+        if own:
+            body = self._body(lane, last, own)
         if batches == own:
             return body, Runs.of([])
         size, tails = self.batch_size, self.tails()
@@ -261,7 +263,9 @@ class RankPlan:
         return replace(section, stop=stop)
 
     def _section(self, name: str, rows: Runs, skip: int, padded_from: int) -> Section:
-        dealt = self.batch_size if self.deals else 0
+        dealt = 0
+        if self.deals:
+            dealt = self.batch_size
         return Section(name, rows, padded_from, skip, self.by_file, self.window, dealt)
 
     def _first_row(self, lane: int, batch: int) -> int:

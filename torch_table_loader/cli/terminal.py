@@ -173,8 +173,11 @@ def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
     strong: Callable[[str], str] = _bold
     if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
         strong = str
-    texts = [part.text(width, strong) if isinstance(part, Table) else wrapped(part, width) for part in parts]
-    sys.stdout.write("\n".join(f"{text}\n" for text in texts))
+    for number, part in enumerate(parts):
+        text = part.text(width, strong) if isinstance(part, Table) else wrapped(part, width)
+        if number:
+            sys.stdout.write("\n")
+        sys.stdout.write(f"{text}\n")
 
 
 def note(text: str) -> str:

@@ -88,7 +88,9 @@ class LateBatches:
         few = self._at_once * size
         for rows in self._runs:
             for start in range(0, rows.num_rows, few):
-                part = rows if rows.num_rows <= few else rows.slice(start, min(start + few, rows.num_rows))
+                part = rows
+                if rows.num_rows > few:
+                    part = rows.slice(start, min(start + few, rows.num_rows))
                 yield from part.batches(size)
 
 

@@ -225,7 +225,8 @@ class DealtEpoch:
         )
         steps = self.topology.batches(sum(lane.num_rows for lane in lanes))
         if self.by_file:
-            lanes = tuple(full_batches(lane, size) for lane in lanes) if self.topology.drop_last else lanes
+            if self.topology.drop_last:
+                lanes = tuple(full_batches(lane, size) for lane in lanes)
             steps = sum(num_batches(lane, size) for lane in lanes)
         return RankPlan(
             lanes,

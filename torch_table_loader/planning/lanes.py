@@ -271,7 +271,9 @@ class RankPlan:
         return replace(section, stop=stop)
 
     def _section(self, name: str, rows: Runs, skip: int, padded_from: int) -> Section:
-        dealt = self.batch_size if self.deals else 0
+        dealt = 0
+        if self.deals:
+            dealt = self.batch_size
         return Section(name, rows, padded_from, skip, self.by_file, self.window, dealt)
 
     def _first_row(self, lane: int, batch: int) -> int:

@@ -65,8 +65,9 @@ class Topology:
     def of_state(cls, fields: Mapping[str, Any]) -> Topology:
         """Read what `to_state` wrote, in a checked state."""
         window = fields.get("shuffle_buffer_size")
-        mixing = Mixing(**window) if isinstance(window, dict) else window
-        return cls(**{name: fields[name] for name in _NAMED}, shuffle_buffer_size=mixing)
+        if isinstance(window, dict):
+            window = Mixing(**window)
+        return cls(**{name: fields[name] for name in _NAMED}, shuffle_buffer_size=window)
 
     def to_state(self) -> dict[str, Any]:
         """Write as plain values by name; micro-batches are for the job to say that has some.

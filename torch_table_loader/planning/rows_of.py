@@ -100,7 +100,9 @@ def runs_of_batch(
 ) -> Iterator[tuple[SegmentTable, Runs]]:
     """Return what a batch holds of splits, and what these consist of; see `spans_of_batch`."""
     section = _section_of(plan, step)
-    stop = row_after(section.runs, plan.batch_size, section.skip) if plan.by_file else section.skip + plan.batch_size
+    stop = section.skip + plan.batch_size
+    if plan.by_file:
+        stop = row_after(section.runs, plan.batch_size, section.skip)
     if most is not None:
         stop = min(stop, section.skip + most)
     return _pieces(section, stop, segments, windows, keys)

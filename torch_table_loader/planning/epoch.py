@@ -15,7 +15,7 @@ from torch_table_loader.planning.interleaving import interleaved
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, longest_first
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Topology, quota_of, quotas, rank_rows, rank_runs, sliced_rows
+from torch_table_loader.planning.ranks import Topology, quotas, rank_rows, rank_runs, sliced_rows
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.splits import SegmentTable
 
@@ -83,6 +83,7 @@ class CutEpoch:
             return self._shares
         return np.array([self._own(rank).num_rows for rank in range(self.topology.num_ranks)], dtype=np.int64)
 
+    @cached_property
     def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What every rank repeats, in rows or batches, and the steps of every rank; see `ranks.quotas`."""
         return quotas(self._shares, self._sharing)
@@ -91,19 +92,18 @@ class CutEpoch:
         """Plan one rank."""
         topology = self.topology
         own = self._own(rank)
-        quota = quota_of(self._shares, self._sharing, rank)
+        padding_of, steps_of = self.quotas
         window = topology.window_of(own.num_rows)
-        lane_of = longest_first(self._weights(own), topology.lanes)
-        lanes = tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(topology.lanes))
+        lanes = self._lanes(own)
         if topology.mixing is not None and window is not None:
             lanes = tuple(self._mixed(lane, topology.mixing.splits, window) for lane in lanes)
-        padding = self._in_rows(repeat_rows(self._shared, quota.padding))
+        padding = self._in_rows(repeat_rows(self._shared, int(padding_of[rank])))
         name = f"rank {rank} in stage {self.stage}"
         return RankPlan(
             lanes,
             padding,
             topology.batch_size,
-            quota.steps,
+            int(steps_of[rank]),
             name,
             counted=self.counted,
             by_file=self.by_file,
@@ -111,8 +111,17 @@ class CutEpoch:
             deals=topology.mixing is not None,
         )
 
+    def _lanes(self, own: Runs) -> tuple[Runs, ...]:
+        """Deal a rank's pieces to its lanes."""
+        if self.topology.lanes == 1:
+            return (own,)
+        lane_of = longest_first(self._weights(own), self.topology.lanes)
+        return tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(self.topology.lanes))
+
     def _mixed(self, lane: Runs, splits: int, window: int) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
+        if not self.consumed.windows:
+            return interleaved(lane, splits, window)
         is_unit = lane.split >= len(self.segments.splits)
         plain = lane.take(np.flatnonzero(~is_unit))
         return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, window)])

@@ -118,20 +118,6 @@ _NAMED = ("num_ranks", "lanes", "batch_size", "even_ranks", "drop_last")
 _SHAPE = operator.attrgetter(*_NAMED)
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What one rank delivers in an epoch.
-
-    Args:
-        padding: rows repeated from the start of the epoch's order.
-        steps: batches it takes; its rows beyond them are dropped.
-    """
-
-    rows: int
-    padding: int
-    steps: int
-
-
 def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
     """Count the rows of every rank, when each takes every R-th piece: int64[R].
 
@@ -161,7 +147,7 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
     """
     ranks = topology.num_ranks
-    own = order.take(np.arange(rank, len(order), ranks))
+    own = order.every(rank, ranks)
     if topology.even_ranks != "balance":
         return own
     before, target = sliced, _balanced(sliced)
@@ -175,7 +161,7 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
     while donor < ranks and given[donor] < taken[rank + 1]:
         low = int(max(taken[rank], given[donor]) - given[donor])
         high = int(min(taken[rank + 1], given[donor + 1]) - given[donor])
-        surplus = order.take(np.arange(donor, len(order), ranks)).slice(int(target[donor]), int(before[donor]))
+        surplus = order.every(donor, ranks).slice(int(target[donor]), int(before[donor]))
         parts.append(surplus.slice(low, high))
         donor += 1
     return Runs.concat(parts)
@@ -198,12 +184,6 @@ def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int6
     if topology.even_ranks in ("drop", "balance"):
         steps = np.full_like(steps, steps.min())
     return padding, steps
-
-
-def quota_of(rows: NDArray[np.int64], topology: Topology, rank: int) -> Quota:
-    """Return what one rank delivers; see `quotas`."""
-    padding, steps = quotas(rows, topology)
-    return Quota(int(rows[rank]), int(padding[rank]), int(steps[rank]))
 
 
 def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -90,39 +90,31 @@ class CutEpoch:
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
-        topology = self.topology
+        topology, mixing = self.topology, self.topology.mixing
+        padding, steps = self.quotas
         own = self._own(rank)
-        padding_of, steps_of = self.quotas
         window = topology.window_of(own.num_rows)
-        lanes = self._lanes(own)
-        if topology.mixing is not None and window is not None:
-            lanes = tuple(self._mixed(lane, topology.mixing.splits, window) for lane in lanes)
-        padding = self._in_rows(repeat_rows(self._shared, int(padding_of[rank])))
-        name = f"rank {rank} in stage {self.stage}"
+        lanes = own.dealt(longest_first(self._weights(own), topology.lanes), topology.lanes)
+        if mixing is not None and window is not None:
+            lanes = tuple(self._mixed(lane, mixing.splits, window) for lane in lanes)
+        repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
-            padding,
+            repeated,
             topology.batch_size,
-            int(steps_of[rank]),
-            name,
+            int(steps[rank]),
+            f"rank {rank} in stage {self.stage}",
             counted=self.counted,
             by_file=self.by_file,
             window=window,
-            deals=topology.mixing is not None,
+            deals=mixing is not None,
         )
-
-    def _lanes(self, own: Runs) -> tuple[Runs, ...]:
-        """Deal a rank's pieces to its lanes."""
-        if self.topology.lanes == 1:
-            return (own,)
-        lane_of = longest_first(self._weights(own), self.topology.lanes)
-        return tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(self.topology.lanes))
 
     def _mixed(self, lane: Runs, splits: int, window: int) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
         if not self.consumed.windows:
             return interleaved(lane, splits, window)
-        is_unit = lane.split >= len(self.segments.splits)
+        is_unit = lane.split >= len(self._live)
         plain = lane.take(np.flatnonzero(~is_unit))
         return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, window)])
 
@@ -134,7 +126,7 @@ class CutEpoch:
         return self.consumed.after(placed, steps)
 
     def _own(self, rank: int) -> Runs:
-        return self._in_rows(rank_runs(self._shared, self._sliced, self._sharing, rank))
+        return self._in_rows(rank_runs(self._shared, self._sliced, self._shares, rank))
 
     def _in_rows(self, shared: Runs) -> Runs:
         if self.by_file:
@@ -172,7 +164,7 @@ class CutEpoch:
     def _weights(self, runs: Runs) -> NDArray[np.int64]:
         """Metadata rows of each piece; a part of a split weighs its share, a part of a window its rows."""
         weights = runs.stop - runs.start
-        plain = np.flatnonzero(runs.split < len(self.segments.splits))
+        plain = np.flatnonzero(runs.split < len(self._live))
         split = runs.split[plain]
         weights[plain] = self.segments.metadata_rows[split] * weights[plain] // np.maximum(self._live[split], 1)
         return weights

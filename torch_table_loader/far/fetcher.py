@@ -305,7 +305,8 @@ class Fetcher:
         """Return the ranges of a file that the disk cache has."""
         if self._cache is None:  # the name of a place takes a hash of its options
             return []
-        return self._cache.ranges(RangeKey(storage.place, file.path, file.version, 0, 0))
+        held: list[tuple[int, int]] = self._cache.ranges(RangeKey(storage.place, file.path, file.version, 0, 0))
+        return held
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False

@@ -112,6 +112,8 @@ class CutEpoch:
 
     def _mixed(self, lane: Runs, splits: int, window: int) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
+        if not self.consumed.windows:
+            return interleaved(lane, splits, window)
         is_unit = lane.split >= len(self._live)
         plain = lane.take(np.flatnonzero(~is_unit))
         return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, window)])

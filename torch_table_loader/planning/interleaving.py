@@ -81,7 +81,9 @@ def interleaved(runs: Runs, splits: int, window: int) -> Runs:
     >>> list(interleaved(Runs.of([(0, 0, 8), (1, 0, 8)]), 2, 8))
     [(0, 0, 4), (1, 0, 4), (0, 4, 8), (1, 4, 8)]
     """
-    runs = runs.take(np.flatnonzero(runs.stop > runs.start))
+    full = runs.stop > runs.start
+    if not full.all():
+        runs = runs.take(np.flatnonzero(full))
     if not len(runs):
         return runs
     count = max(1, min(splits, len(runs), window // ROWS_OF_A_PIECE))

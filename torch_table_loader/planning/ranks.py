@@ -152,7 +152,7 @@ def rank_runs(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64],
         target: int64[R] the rows that each rank gets; see `rank_rows`.
     """
     ranks = len(target)
-    own = order.take(np.arange(rank, len(order), ranks))
+    own = order.every(rank, ranks)
     moved = int(target[rank] - before[rank])
     if moved <= 0:
         return own.slice(0, own.num_rows + moved)
@@ -163,7 +163,7 @@ def rank_runs(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64],
     while donor < ranks and given[donor] < taken[rank + 1]:
         low = int(max(taken[rank], given[donor]) - given[donor])
         high = int(min(taken[rank + 1], given[donor + 1]) - given[donor])
-        surplus = order.take(np.arange(donor, len(order), ranks)).slice(int(target[donor]), int(before[donor]))
+        surplus = order.every(donor, ranks).slice(int(target[donor]), int(before[donor]))
         parts.append(surplus.slice(low, high))
         donor += 1
     return Runs.concat(parts)

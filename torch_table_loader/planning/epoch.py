@@ -22,6 +22,8 @@ from torch_table_loader.planning.splits import SegmentTable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.window_sizes import WindowSizes
+
 
 def epoch_order(
     segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int, purpose: str = "splits"
@@ -92,11 +94,11 @@ class CutEpoch:
         topology = self.topology
         own = self._own(rank)
         quota = quota_of(self._shares, self._sharing, rank)
-        window = topology.window_of(own.num_rows)
+        windows = topology.windows_of(own.num_rows)
         lane_of = longest_first(self._weights(own), topology.lanes)
         lanes = tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(topology.lanes))
-        if topology.mixing is not None and window is not None:
-            lanes = tuple(self._mixed(lane, topology.mixing.splits, window) for lane in lanes)
+        if topology.mixing is not None and windows is not None:
+            lanes = tuple(self._mixed(lane, topology.mixing.splits, windows) for lane in lanes)
         padding = self._in_rows(repeat_rows(self._shared, quota.padding))
         name = f"rank {rank} in stage {self.stage}"
         return RankPlan(
@@ -107,15 +109,15 @@ class CutEpoch:
             name,
             counted=self.counted,
             by_file=self.by_file,
-            window=window,
+            windows=windows,
             deals=topology.mixing is not None,
         )
 
-    def _mixed(self, lane: Runs, splits: int, window: int) -> Runs:
+    def _mixed(self, lane: Runs, splits: int, windows: WindowSizes) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
         is_unit = lane.split >= len(self.segments.splits)
         plain = lane.take(np.flatnonzero(~is_unit))
-        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, window)])
+        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, windows)])
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
@@ -236,7 +238,7 @@ class DealtEpoch:
             f"rank {rank} in stage {self.stage}",
             counted=self.counted,
             by_file=self.by_file,
-            window=self.topology.window_of(sum(lane.num_rows for lane in lanes)),
+            windows=self.topology.windows_of(sum(lane.num_rows for lane in lanes)),
         )
 
 

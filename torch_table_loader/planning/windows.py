@@ -11,6 +11,7 @@ import numpy as np
 from torch_table_loader.planning.keys import derive_key, keyed_hashes
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.window_sizes import WindowSizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -170,6 +171,7 @@ class Stretch:
         segments: what the splits of `runs` consist of.
         unit: the number of that older window, which is never permuted again, or None.
         stop: how many of them are delivered, from the first one on; None: all.
+        sizes: what its windows have; None where there are none.
     """
 
     section: str
@@ -177,28 +179,31 @@ class Stretch:
     runs: Runs
     start: int
     segments: SegmentTable
-    size: int | None
+    sizes: WindowSizes | None
     unit: int | None
     dealt: int = 0
     stop: int | None = None
 
     def window(self, number: int) -> Window:
         """Return one of its windows."""
-        size = self.size or self.runs.num_rows
-        return Window(
-            self.segments, self.runs.slice(number * size, (number + 1) * size), self.window_name(number), self.dealt
-        )
+        sizes = self.sizes or WindowSizes(self.runs.num_rows)
+        runs = self.runs.slice(sizes.begin(number), sizes.begin(number + 1))
+        return Window(self.segments, runs, self.window_name(number), self.dealt)
 
     def window_name(self, number: int) -> str:
         """Name one of its windows by its first row."""
-        return f"window at {self.at + number * (self.size or 0)} of {self.section}"
+        begin = 0 if self.sizes is None else self.sizes.begin(number)
+        return f"window at {self.at + begin} of {self.section}"
 
     @property
     def open_window(self) -> tuple[Window, int] | None:
         """The window of which only some rows were delivered, and their number; None if there is none."""
-        if self.size is None or self.start % self.size == 0:
+        if self.sizes is None:
             return None
-        return self.window(self.start // self.size), self.start % self.size
+        number, begin = self.sizes.at(self.start)
+        if self.start == begin:
+            return None
+        return self.window(number), self.start - begin
 
 
 def stretches(section: Section, segments: SegmentTable) -> Iterator[Stretch]:
@@ -209,17 +214,17 @@ def stretches(section: Section, segments: SegmentTable) -> Iterator[Stretch]:
     Args:
         segments: the split ``len(splits) + w`` is a part of the older window w.
     """
-    at, num_splits, size = 0, len(segments.splits), section.window
-    for runs in _apart(section.runs, num_splits, each=section.apart and size is not None):
+    at, num_splits = 0, len(segments.splits)
+    for runs in _apart(section.runs, num_splits, each=section.apart and section.windows is not None):
         end = at + runs.num_rows
         if section.stop is not None and at >= section.stop:
             return
         if end > section.skip:
             first = int(runs.split[0])
             unit = first - num_splits if first >= num_splits else None
-            own_size = size if unit is None else None
+            sizes = section.windows if unit is None else None
             start = max(0, section.skip - at)
-            stretch = Stretch(section.name, at, runs, start, segments, own_size, unit, section.dealt)
+            stretch = Stretch(section.name, at, runs, start, segments, sizes, unit, section.dealt)
             yield stretch if section.stop is None else _up_to(stretch, section.stop - at)
         at = end
 
@@ -228,8 +233,9 @@ def _up_to(stretch: Stretch, stop: int) -> Stretch:
     """Return a stretch of which no more than so many rows are delivered; those of its last window are kept."""
     if stop >= stretch.runs.num_rows:
         return stretch
-    size = stretch.size or 1
-    return replace(stretch, runs=stretch.runs.slice(0, -(-stop // size) * size), stop=stop)
+    sizes = stretch.sizes or WindowSizes(1)
+    number, _ = sizes.at(stop - 1)
+    return replace(stretch, runs=stretch.runs.slice(0, sizes.begin(number + 1)), stop=stop)
 
 
 def _apart(runs: Runs, num_splits: int, *, each: bool) -> Iterator[Runs]:

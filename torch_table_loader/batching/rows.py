@@ -354,7 +354,7 @@ class DealtWhole(CollectedParts[R]):
 
     @override
     def taken(self) -> Sequence[R]:
-        return [self._codec.taken(super().taken(), self._dealing.order)]
+        return [self._codec.taken(super().taken(), self._dealing.order_in(new_array))]
 
 
 class _Carry(Generic[R]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -127,19 +127,28 @@ class Dealing:
     @property
     def order(self) -> NDArray[np.int64]:
         """The order in which rows come: int64[rows], the row at each place."""
-        order, rows = np.empty((self.batches, self.runs), dtype=np.int64), self.rows(0, self.runs)
+        return self.order_in(np.empty)
+
+    def order_in(self, new: Callable[[tuple[int, ...], Any], NDArray[Any]]) -> NDArray[np.int64]:
+        """Return the order, in an array that a function makes: pages of new memory cost more than the numbers."""
+        runs = np.empty(self.runs, dtype=np.int64)
         for start, first, stop in self.blocks(0, self.runs):
-            order[:, start : start + stop - first] = rows[:, first:stop]
-        flat: NDArray[np.int64] = order.reshape(-1)
+            runs[start : start + stop - first] = np.arange(first, stop)
+        flat = self._rows(runs, new).reshape(-1)
         if len(flat) == self.length:
             return flat
         return flat[flat < self.length]
 
     def rows(self, first: int, stop: int) -> NDArray[np.int64]:
         """Return the row that each batch gets of some runs: int64[batches, runs]."""
-        turned = np.add.outer(np.arange(self.batches), self.turns[first:stop])
-        rows = np.concatenate((self.row_of, self.row_of)).take(turned, mode="clip")
-        rows += np.arange(first, stop, dtype=np.int64) * self.batches
+        return self._rows(np.arange(first, stop, dtype=np.int64), np.empty)
+
+    def _rows(self, runs: NDArray[np.int64], new: Callable[[tuple[int, ...], Any], NDArray[Any]]) -> NDArray[np.int64]:
+        shape = self.batches, len(runs)
+        turned, rows = new(shape, np.int64), new(shape, np.int64)
+        np.add.outer(np.arange(self.batches), self.turns[runs], out=turned)
+        np.concatenate((self.row_of, self.row_of)).take(turned, out=rows, mode="clip")
+        rows += runs * self.batches
         return rows
 
     def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from tests.effort import examples
 from tests.strategies import table
 from tests.tables.planned import World
 from torch_table_loader import TargetSizeStrategy
+from torch_table_loader.arrow.buffers import ROUNDED_PARTS
 from torch_table_loader.engine.sizing import mixing_of
 from torch_table_loader.extend import Topology
 from torch_table_loader.planning.interleaving import interleaved, shares_of_windows, strata_of
@@ -52,6 +53,22 @@ def test_windows_are_whole_batches_that_grow_to_about_equal_ones(
     row %= total
     number, begin = sizes.at(row)
     assert ends[number] == begin <= row < ends[number + 1]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    row_bytes=st.integers(1, 3000),
+    rows=st.integers(1, 10**9),
+    batch_size=st.integers(1, 9000),
+    memory=st.sampled_from([64 << 20, 1 << 30, 8 << 30]),
+)
+def test_two_windows_are_within_an_eighth_of_the_memory_as_it_is_rounded(
+    row_bytes: int, rows: int, batch_size: int, memory: int
+) -> None:
+    mixing = mixing_of(row_bytes, rows, batch_size, None, 1 << 20, memory)
+    window = mixing.windows_of(rows, 1, batch_size).most
+    if window > batch_size:
+        assert 2 * (window + window // ROUNDED_PARTS) * row_bytes <= memory // 8
 
 
 def test_a_table_of_many_windows_begins_with_small_ones_and_a_table_of_few_does_not() -> None:

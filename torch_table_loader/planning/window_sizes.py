@@ -47,7 +47,7 @@ class WindowSizes:
             grown.append(size)
             size *= GROWTH
         left = max(0, total - sum(grown))
-        windows = max(1, round(left / rows))
+        windows = max(1, -(-left // rows) if grown else round(left / rows))
         return cls(max(1, -(-left // (windows * unit))) * unit, tuple(grown))
 
     @property

@@ -66,7 +66,7 @@ _BATCHES = (
 FAULTS = (
     Fault(
         *(1, "a rank misses the last split", "planning/ranks.py"),
-        "own = order.take(np.arange(rank, len(order), ranks))",
+        "own = order.every(rank, ranks)",
         "own = order.take(np.arange(rank, max(rank, len(order) - 1), ranks))",
         _EXACTLY_ONCE,
     ),
@@ -408,7 +408,7 @@ FAULTS = (
     ),
     Fault(
         *(8, "a lane makes batches ahead without a limit", "engine/workers/threads.py"),
-        "            return len(lane.ready) < BLOCKS_AHEAD\n        return lane.waiting < self._prefetch",
+        "            return len(lane.ready) < BLOCKS_AHEAD\n        return room > 0",
         "            return len(lane.ready) < 100\n        return lane.waiting < 100",
         (
             "tests/torch/test_prefetch.py::test_a_collate_fn_runs_no_further_ahead_than_was_asked_for",

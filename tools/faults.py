@@ -66,7 +66,7 @@ _BATCHES = (
 FAULTS = (
     Fault(
         *(1, "a rank misses the last split", "planning/ranks.py"),
-        "own = order.take(np.arange(rank, len(order), ranks))",
+        "own = order.every(rank, ranks)",
         "own = order.take(np.arange(rank, max(rank, len(order) - 1), ranks))",
         _EXACTLY_ONCE,
     ),

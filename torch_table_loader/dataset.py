@@ -152,7 +152,10 @@ class TableDataset(RankDataset):
         if by is None or ranges:
             return self._split_places(parts, by, hashes, seed, ranges=ranges)
         filters = {part: part_of(by, parts, part, seed=seed) for part in parts}
-        for name in [by] if isinstance(by, str) else by:
+        columns = by
+        if isinstance(by, str):
+            columns = [by]
+        for name in columns:
             if name not in self.table.schema.names:
                 raise self.table.no_column(name)
         shared = Parts(self.options.filters, tuple(filters.values()))
@@ -174,13 +177,16 @@ class TableDataset(RankDataset):
             )
         seed = integer("seed", seed)
         edges = [0.0, *accumulate(map(float, parts.values()))]
-        runs = dict(zip(parts, map(RangedRows, edges, [*edges[1:-1], 1.0]), strict=True))
-        chosen = runs if ranges else {part: HashedRows(*found, seed) for part, found in hashes.items()}
+        chosen: dict[Any, RowPart] = dict(zip(parts, map(RangedRows, edges, [*edges[1:-1], 1.0]), strict=True))
+        if not ranges:
+            chosen = {part: HashedRows(*found, seed) for part, found in hashes.items()}
         return {part: self._derived({}, rows=rows) for part, rows in chosen.items()}
 
     def _heard_by_all(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Make other datasets of the same table, and let all ranks hear if that is refused."""
-        asked = {**({} if self._opening is None else self._opening.keywords), **changes}
+        asked = dict(changes)
+        if self._opening is not None:
+            asked = {**self._opening.keywords, **changes}
 
         def refused(call: Call, error: BaseException) -> None:
             refuse_call(call, error, compared=self._is_compared((), asked))
@@ -211,7 +217,9 @@ class TableDataset(RankDataset):
         keywords: LoaderKeywords = {**self._opening.keywords, **changes}
         if part is not None:
             own = keywords.get("filters")
-            keywords["filters"] = part if own is None else filter_of(own) & part
+            keywords["filters"] = part
+            if own is not None:
+                keywords["filters"] = filter_of(own) & part
         with called(type(self), "with_options"):
             asked = make_options(keywords, type(self))
         table, source = self.table, self._travel.source
@@ -256,8 +264,10 @@ class TableDataset(RankDataset):
             count: how many at most.
         """
         options, table = self.options, self.table
-        columns = list(table.schema.names if options.columns is None else options.column_names or ())
-        return table.first_rows(columns, options.filters, integer("count", count, 0))
+        columns = options.column_names
+        if columns is None:
+            columns = table.schema.names
+        return table.first_rows(list(columns), options.filters, integer("count", count, 0))
 
     def statistics(
         self, columns: Sequence[str], *, quantiles: Sequence[float] | None = None, bounds_only: bool = False
@@ -298,8 +308,10 @@ class TableDataset(RankDataset):
         return cast("list[Any]", measure(*asked, column, max_size, min_count))
 
     def _plan_cache(self) -> Plans | None:
-        held = None if self._opening is None else self._opening.plans
-        return open_plan_cache(self.options, self.table.storage) or held
+        cache = open_plan_cache(self.options, self.table.storage)
+        if cache is None and self._opening is not None:
+            return self._opening.plans
+        return cache
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -417,17 +429,21 @@ class StructuredDataset(TableDataset):
         if source is not None:
             from torch_table_loader.source.arrow_source import is_arrow
 
-            source = arrow_source(source) if is_arrow(source) else source
+            if is_arrow(source):
+                source = arrow_source(source)
             check_source(source, path, format, storage, asked)
         elif storage is not None:
             check_storage(storage, asked)
-        reader = None if format is None else reader_for(format, path)
+        reader: FormatReader | None = None
+        if format is not None:
+            reader = reader_for(format, path)
         pinned = asked.files is not None or getattr(source, "pinned", False)
 
         def find(asked: LoaderOptions, plan_check: PlanCheck) -> Source:
+            if source is not None:
+                return agreed_source(source, plan_check)
             by_name = format is None or isinstance(format, str)
-            found = list_files(path, reader, storage, asked, by_name=by_name) if source is None else source
-            return agreed_source(found, plan_check)
+            return agreed_source(list_files(path, reader, storage, asked, by_name=by_name), plan_check)
 
         self._plan(asked, find, Opening(options, open_plain, pinned))
 

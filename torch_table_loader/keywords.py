@@ -242,10 +242,13 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
         options = options.with_checked(num_ranks="auto")  # there is nothing to even out but the ranks of the job
     if options.filters is not None:
         options = options.with_checked(filters=filter_of(options.filters))
-    try:
-        torch.device("cpu" if options.device is None else options.device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device must be one that torch knows, such as 'cuda:0', got {options.device!r}") from error
+    if options.device is not None:
+        try:
+            torch.device(options.device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"device must be one that torch knows, such as 'cuda:0', got {options.device!r}"
+            ) from error
     if options.show_progress:
         try:
             import tqdm  # noqa: F401
@@ -304,13 +307,20 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
         return "IcebergDataset takes it, and reads Iceberg tables"
     if of_sources := next((option for option in meant if option in _FIELDS), None):
         return f"{of_sources}= belongs to the sources of a mixture: pass it to each of them"
-    near = nearest(name, takes, spare=0, least=0.7)
-    return f"did you mean {near[0]}?" if near else f"help({call}) lists those that it takes"
+    return _guess(name, call, takes)
+
+
+def _guess(name: str, call: str, takes: Collection[str]) -> str:
+    if near := nearest(name, takes, spare=0, least=0.7):
+        return f"did you mean {near[0]}?"
+    return f"help({call}) lists those that it takes"
 
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return f"{type(value).__name__} {text}"
 
 
 def with_options(
@@ -374,7 +384,9 @@ else:
         def __get__(self, instance: Any, owner: Any = None) -> Any:
             """Bind to the class."""
             make = self.__func__
-            cls = type(instance) if owner is None else owner
+            cls = owner
+            if owner is None:
+                cls = type(instance)
 
             @functools.wraps(make)
             def call(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,4 @@
-"""The loader: a torch DataLoader whose batches come from the lanes.
-
-Accelerate finds on it a loader that is prepared, and that does itself what Accelerate's wrapper would do: the wrapper
-would shard the batches of a rank once more, and rows would be lost. Accelerate is looked up among the modules that were
-imported, and never imported.
-"""
+"""The loader: a torch DataLoader whose batches come from the lanes."""
 
 from __future__ import annotations
 
@@ -38,6 +33,7 @@ from torch_table_loader.position import (
     refuse_dividing,
     refuse_stacking,
 )
+from torch_table_loader.prepared import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import as_out_of_memory
 
@@ -53,68 +49,6 @@ D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
 B_co = TypeVar("B_co", default=Any, covariant=True)  # a `Batch`, or what `collate_fn` returns
 
 
-class PreparedForAccelerate:
-    """The attributes by which Accelerate knows a loader that it need not wrap."""
-
-    use_stateful_dataloader = True
-    """That an Accelerator's `save_state` and `load_state` keep the loader's state."""
-
-    end_of_dataloader = False
-    """Whether the newest iterator has given its last batch, with which gradients are synchronised."""
-
-    remainder = -1
-    """Real rows of all ranks in the last step, where `gather_for_metrics` cuts; −1 where padding is not at the end."""
-
-    _device_of_accelerate: Any = None
-    _epochs_entered = 0
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """True, which keeps `Accelerator.prepare` from wrapping the loader.
-
-        Where the wrapper would put batches is known to the function that asks this and to no other: it is read from
-        its frame.
-        """
-        asking = sys._getframe(1).f_locals
-        accelerator: Any = asking.get("self")
-        if hasattr(accelerator, "device_placement") and hasattr(accelerator, "device"):
-            asked = asking.get("device_placement")
-            places = accelerator.device_placement if asked is None else asked
-            self._device_of_accelerate = accelerator.device if places else None
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, prepared: bool) -> None:
-        """Accelerate says it of all that it prepared; here it was so before."""
-
-    def _leave_accelerate(self, number: int) -> None:
-        state = _gradient_state()
-        if state is not None and number == self._epochs_entered:
-            state._remove_dataloader(self)
-
-
-class EpochOfAccelerate:
-    """An iterator's entry in Accelerate's gradient state; it leaves when the iterator ends or goes."""
-
-    def __init__(self, loader: PreparedForAccelerate, remainder: int) -> None:
-        """Enter, where Accelerate runs: its gradient state asks the loader that entered last."""
-        loader.end_of_dataloader, loader.remainder = False, remainder
-        loader._epochs_entered += 1
-        state = _gradient_state()
-        self.runs = state is not None
-        if state is not None:
-            state._remove_dataloader(loader)
-            state._add_dataloader(loader)
-        self.leave = weakref.finalize(self, loader._leave_accelerate, loader._epochs_entered)
-        self.leave.atexit = False
-
-
-def _gradient_state() -> Any:
-    """Return Accelerate's gradient state; None where no Accelerator was made."""
-    kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
-    return kind() if kind is not None and kind._shared_state else None
-
-
 class _InSamples(IterableDataset[Any]):
     """A dataset as `TableLoader.dataset` shows it: it is that dataset, but its length counts samples, as torch's do.
 
@@ -128,8 +62,10 @@ class _InSamples(IterableDataset[Any]):
         """Return the rows, or sequences, of an epoch on all ranks; the steps, where another DataLoader wraps this."""
         asking = sys._getframe(1)
         refuse_dividing(self._dataset, asking)
-        of_loader = asking.f_code is DataLoader.__len__.__code__
-        return len(self._dataset) if of_loader else self._dataset._position.num_samples
+        if asking.f_code is DataLoader.__len__.__code__:
+            return len(self._dataset)
+        samples: int = self._dataset._position.num_samples
+        return samples
 
     @property  # type: ignore[misc]  # isinstance asks it, and nobody sets it
     def __class__(self) -> type:
@@ -254,8 +190,12 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
         Until its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
         """
         start, before = self._position.begin(), self._position.newest
-        left_epoch = start.epoch if before is None else before.leg.position.epoch
-        if before is not None and before.resumed and before.left and start.epoch > left_epoch:
+        if (
+            before is not None
+            and before.resumed
+            and before.left
+            and start.epoch > (left_epoch := before.leg.position.epoch)
+        ):
             warn_caller(
                 f"the resumed epoch {left_epoch} was left with {before.left} batches to go; a trainer that "
                 "counts steps itself (Lightning, the Hugging Face Trainer) ends such an epoch too early if it was "
@@ -469,7 +409,9 @@ class LoaderIterator(Iterator[B_co]):
         self._plan = work.plan
         self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._merger
-        device = self._loader._device_of_accelerate if options.device is None else options.device
+        device = options.device
+        if device is None:
+            device = self._loader._device_of_accelerate
         if device is not None:
             from torch_table_loader.engine.device import moved
 
@@ -512,7 +454,9 @@ class LoaderIterator(Iterator[B_co]):
         """Return the next batch, from the next epoch if the iteration continues with it."""
         while True:
             try:
-                return self._ahead.pop() if self._ahead else next(self._next)
+                if self._ahead:
+                    return self._ahead.pop()
+                return next(self._next)
             except StopIteration:
                 if self._is_over or not (self._begin_next_stage() or self._begin_next_epoch()):
                     raise

@@ -171,6 +171,9 @@ class Metrics(Counted):
 
     def after(self, earlier: Metrics) -> Metrics:
         """Add what the iterator had done before, with as many workers, when it changed its course."""
+        files = None
+        if self.files is not None and earlier.files is not None:
+            files = self.files + earlier.files
         return replace(
             self,
             batches=self.batches + earlier.batches,
@@ -179,7 +182,7 @@ class Metrics(Counted):
             workers=tuple(new + old for new, old in zip(self.workers, earlier.workers, strict=True)),
             fetch=FetchStats.sum_of([self.fetch, earlier.fetch]),
             counts=sum_of(each for each in (self.counts, earlier.counts) if each is not None),
-            files=None if self.files is None or earlier.files is None else self.files + earlier.files,
+            files=files,
         )
 
     def _repr_html_(self) -> str | None:
@@ -279,19 +282,22 @@ class Progress:
     @property
     def seconds(self) -> tuple[float, float]:
         """How long the trainer waited for batches, and how long ago the iterator began."""
-        earlier = 0.0 if self.leg.earlier is None else self.leg.earlier.seconds_waiting
-        return earlier + self.leg.counts.waited, time.perf_counter() - self._began
+        waited = self.leg.counts.waited
+        if self.leg.earlier is not None:
+            waited += self.leg.earlier.seconds_waiting
+        return waited, time.perf_counter() - self._began
 
     def metrics(self) -> Metrics:
         """Return what was done so far."""
         leg = self.leg
         plan, batches, begun = leg.plan, leg.batches, leg.position.stage.steps
-        short = leg.counts.short if leg.counts.taken == batches else 0  # a device reads ahead
-        rows = batches * plan.batch_size - short
+        rows = batches * plan.batch_size
+        if leg.counts.taken == batches:  # a device reads ahead
+            rows -= leg.counts.short
         if plan.counted and not plan.endless:
             rows = plan.rows_before(begun + batches) - plan.rows_before(begun)
-        held = None if leg.counts.made is None else leg.counts.made.rows_held
-        rows = rows if held is None else held
+        if leg.counts.made is not None and (held := leg.counts.made.rows_held) is not None:
+            rows = held
         files, workers = None, [replace(lane) for lane in leg.counts.lanes]
         if (planned := leg.files()) is not None:
             files, taken = planned.taken(begun, begun + batches)
@@ -329,21 +335,22 @@ def with_bars(
         options: whether workers have bars, and how often they are drawn.
     """
     plan = work.plan
-    known = plan.counted and not plan.endless
+    total: int | None = None
+    of_lanes: list[int | None] = [None] * work.lanes
+    if plan.counted and not plan.endless:
+        total = plan.steps - start
+        both = zip(plan.batches_before(plan.steps), plan.batches_before(start), strict=True)
+        of_lanes = [end - begun for end, begun in both]
     parts = []
     if options.show_progress == "workers":
-        begun = plan.batches_before(start) if known else [0] * work.lanes
-        ends = plan.batches_before(plan.steps) if known else begun
         parts = [
-            Part(
-                f"worker {lane}", ends[lane] - begun[lane] if known else None, partial(_batches_of, counts.lanes, lane)
-            )
-            for lane in range(work.lanes)
+            Part(f"worker {lane}", batches, partial(_batches_of, counts.lanes, lane))
+            for lane, batches in enumerate(of_lanes)
         ]
     beside = partial(_megabytes_per_second, counts.fetched, time.perf_counter())
     label, interval = f"epoch {work.epoch}", options.progress_interval
     draw = progress_bar(label, show=options.show_progress, interval=interval, beside=beside, parts=parts)
-    return iter(draw(batches, plan.steps - start if known else None))
+    return iter(draw(batches, total))
 
 
 def _batches_of(lanes: Sequence[LaneMetrics], lane: int) -> int:

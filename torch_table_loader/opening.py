@@ -66,16 +66,19 @@ class TimeTravel:
         Raises:
             ResumeError: that snapshot cannot be read, or the table did not grow from it by new files alone.
         """
-        theirs, own, grown = saved.tables[name].table, job.bound.table, None
+        theirs, own, wanted = saved.tables[name].table, job.bound.table, list(saved.taken.extents)
+        grown: Extent | None = None
         if theirs["fingerprint"] != own["fingerprint"]:
             if job.options.on_growth == "continue":
                 grown = Extent.of(theirs)
+                wanted.append(grown)
             elif (other := theirs.get("snapshot_id")) not in (None, own.get("snapshot_id")):
                 job = self._at(job, other)
-        wanted = (*saved.taken.extents, *([] if grown is None else [grown]))
         found = {extent: self._files_of(extent, job.tables[""]) for extent in wanted}
         files_of = {extent: files for extent, files in found.items() if files is not None}
-        return job, replace(saved, files_of=files_of, grown=grown if grown in files_of else None)
+        if grown not in files_of:
+            grown = None
+        return job, replace(saved, files_of=files_of, grown=grown)
 
     def _at(self, job: Job, snapshot_id: int) -> Job:
         """Return the job over another snapshot."""
@@ -123,15 +126,16 @@ class TimeTravel:
     def _not_grown(self, snapshot_id: int, table: Table, gone: list[str], thinned: list[str]) -> ResumeError:
         from torch_table_loader.source.snapshot_files import SnapshotFiles
 
-        found = [f"{len(gone)} of its files are gone, such as {gone[0]!r}"] if gone else []
-        found += (
-            [f"rows of {len(thinned)} of its files were deleted since, such as those of {thinned[0]!r}"]
-            if thinned
-            else []
-        )
-        changes = self.source.changes_since(snapshot_id) if isinstance(self.source, HistorySource) else ()
-        happened = f" ({', '.join(changes)})" if changes else ""
-        pin = self.source.pin if isinstance(self.source, SnapshotFiles) else "snapshot_id"
+        found: list[str] = []
+        if gone:
+            found.append(f"{len(gone)} of its files are gone, such as {gone[0]!r}")
+        if thinned:
+            found.append(f"rows of {len(thinned)} of its files were deleted since, such as those of {thinned[0]!r}")
+        happened, pin = "", "snapshot_id"
+        if isinstance(self.source, HistorySource) and (changes := self.source.changes_since(snapshot_id)):
+            happened = f" ({', '.join(changes)})"
+        if isinstance(self.source, SnapshotFiles):
+            pin = self.source.pin
         return ResumeError(
             f"the state is of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it only by "
             f"new files{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
@@ -243,9 +247,10 @@ def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | Non
             f"plan_cache= needs a storage with a name of its own, and {type(storage).__name__} has no attribute place: "
             "give it one, a string without secrets that no other store has, or leave plan_cache= out"
         )
-    same_store = parse_address(options.plan_cache).protocol == getattr(storage, "protocol", None)
     scope = f"{place} {options.schema or ''}"
-    storage_options = options.storage_options if same_store else anywhere(options.storage_options)
+    storage_options = options.storage_options
+    if parse_address(options.plan_cache).protocol != getattr(storage, "protocol", None):  # another store's login
+        storage_options = anywhere(storage_options)
     return PlanCache.open(options.plan_cache, storage_options, scope)
 
 
@@ -276,7 +281,9 @@ def last_snapshot(
     if end is None:
         return whole  # type: ignore[no-any-return]
     if start is None or whole is not None:
-        beside = f"{name}, which names the same" if start is not None else f"no start_{name}"
+        beside = f"no start_{name}"
+        if start is not None:
+            beside = f"{name}, which names the same"
         raise ConfigError(
             f"end_{name}={end} is the end of an interval that start_{name} begins, got it with {beside}; pass both, or "
             f"{name} alone to read a whole snapshot"

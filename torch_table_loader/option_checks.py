@@ -105,7 +105,9 @@ def epochs(name: str, value: Any) -> int | str:
 
 def names(name: str, value: Any) -> Any:
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
-        remedy = f"; pass {name}=[{shown(value)}]" if isinstance(value, str) else ""
+        remedy = ""
+        if isinstance(value, str):
+            remedy = f"; pass {name}=[{shown(value)}]"
         raise ConfigTypeError(f"{name} must be a list of strings, got {shown(value)}{remedy}")
     if (twice := first_twice(value)) is not None:
         raise ConfigError(f"{name} names {shown(twice)} twice; name each once")
@@ -159,6 +161,10 @@ def _check_column(name: str, column: Any) -> None:
         raise ConfigTypeError(f"{name} must name columns by str, got {type(column).__name__} {column!r}")
 
 
+def _no_hint(_: Any) -> str:
+    return ""
+
+
 def _by_column(
     name: str,
     value: Any,
@@ -166,15 +172,20 @@ def _by_column(
     words: Sequence[str],
     each: str,
     whole: str = "",
-    hint: Callable[[Any], str] | None = None,
+    hint: Callable[[Any], str] = _no_hint,
 ) -> Any:
     """Check a form of columns, a value of some types or a word: one for all, or some by column."""
-    by_column = isinstance(value, Mapping)
-    for column, form in value.items() if by_column else [("", value)]:
-        _check_column(name, column)
+
+    def check(called: str, form: Any, forms: str) -> None:
         if not (isinstance(form, kinds) or (isinstance(form, str) and form in words)):
-            at, forms = (f"[{column!r}]", each) if by_column else ("", f"{whole or each}, or {{column: one of these}}")
-            raise ConfigError(f"{name}{at} must be {forms}, got {form!r}{'' if hint is None else hint(form)}")
+            raise ConfigError(f"{called} must be {forms}, got {form!r}{hint(form)}")
+
+    if not isinstance(value, Mapping):
+        check(name, value, f"{whole or each}, or {{column: one of these}}")
+        return value
+    for column, form in value.items():
+        _check_column(name, column)
+        check(f"{name}[{column!r}]", form, each)
     return value
 
 
@@ -272,4 +283,6 @@ def shown(value: object) -> str:
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
-    return repr(shown_url(value) if isinstance(value, str) else value)
+    if isinstance(value, str):
+        return repr(shown_url(value))
+    return repr(value)

@@ -65,7 +65,9 @@ class Pad:
     def __post_init__(self) -> None:
         """Check every setting."""
         given: Any = self.value
-        value = given.item() if hasattr(given, "item") and not getattr(given, "shape", ()) else given
+        value = given
+        if hasattr(given, "item") and not getattr(given, "shape", ()):
+            value = given.item()
         if not isinstance(value, int | float):
             raise ConfigTypeError(f"Pad(value=) must be a number or a bool, got {type(given).__name__} {given!r}")
         object.__setattr__(self, "value", value)
@@ -81,7 +83,9 @@ class Pad:
             )
         if self.length is not None and self.multiple_of is not None and self.length % self.multiple_of:
             low = self.length // self.multiple_of * self.multiple_of
-            near = f"{low} or {low + self.multiple_of}" if low else str(self.multiple_of)
+            near = str(self.multiple_of)
+            if low:
+                near = f"{low} or {low + self.multiple_of}"
             raise ConfigError(
                 f"Pad(length={self.length}) is not a multiple of multiple_of={self.multiple_of}; the nearest is "
                 f"{near}, or leave one of them out"
@@ -150,7 +154,9 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         """Keep the values, of whatever list, array or series, as a tuple."""
-        given = self.values.tolist() if hasattr(self.values, "tolist") else self.values
+        given = self.values
+        if hasattr(given, "tolist"):
+            given = given.tolist()
         if isinstance(given, str | bytes) or not isinstance(given, Sequence):
             raise ConfigTypeError(f"Vocabulary(values=) must be a list of values, got {given!r}")
         object.__setattr__(self, "values", tuple(given))
@@ -169,7 +175,13 @@ def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
     """
     if not isinstance(columns, Mapping):
         return columns
-    return tuple(name for own in columns.values() for name in ([own] if isinstance(own, str) else own))
+    found: list[str] = []
+    for own in columns.values():
+        if isinstance(own, str):
+            found.append(own)
+        else:
+            found += own
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +347,11 @@ class RowStore:
 
 def as_row_store(given: object) -> RowStore:
     """Return what an option says of a row store: a `RowStore`, or its place."""
-    return given if isinstance(given, RowStore) else RowStore("" if given is None else given)  # type: ignore[arg-type]
+    if isinstance(given, RowStore):
+        return given
+    if given is None:
+        return RowStore("")
+    return RowStore(given)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +486,9 @@ def _called(name: str) -> str:
 
 def _directory(given: Any) -> str:
     if not isinstance(given, str | os.PathLike) or "://" in str(given):
-        shown = repr(shown_url(given) if isinstance(given, str) else given)
+        shown = repr(given)
+        if isinstance(given, str):
+            shown = repr(shown_url(given))
         raise ConfigTypeError(f"{_called('cache_dir')} must be a directory of this machine, got {shown}")
     if sys.platform == "win32":
         raise ConfigError(f"{_called('cache_dir')} needs locks of files that Windows does not have; leave it out")

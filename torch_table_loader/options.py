@@ -296,7 +296,9 @@ class LoaderOptions:
     @property
     def start_method(self) -> Literal["fork", "spawn", "forkserver"] | BaseContext | None:
         """How worker processes start; None: as multiprocessing does."""
-        return None if self.worker_type in ("thread", "process") else self.worker_type  # type: ignore[return-value]
+        if self.worker_type in ("thread", "process"):
+            return None
+        return self.worker_type  # type: ignore[return-value]
 
     @cached_property
     def samples(self) -> Samples:
@@ -321,7 +323,9 @@ class LoaderOptions:
         """How lists are padded whose padding counts for a budget; None where it does not."""
         if (budget := self.budget) is None or budget.counts == "rows":
             return None
-        layout = self.ragged.get(budget.length) if isinstance(self.ragged, Mapping) else self.ragged
+        layout = self.ragged
+        if isinstance(layout, Mapping):
+            layout = layout.get(budget.length)
         if isinstance(layout, Pad):
             return layout
         return None
@@ -398,7 +402,9 @@ class LoaderOptions:
     @property
     def lanes(self) -> int:
         """Lanes of a rank: at least one."""
-        return max(1, DEFAULT_LANES if self.num_workers is None else self.num_workers)
+        if self.num_workers is None:
+            return DEFAULT_LANES
+        return max(1, self.num_workers)
 
     @property
     def split_rows(self) -> int | None:
@@ -438,7 +444,9 @@ def _check_rank(options: LoaderOptions) -> None:
     if options.rank is None:
         return
     if options.num_ranks is not None and not isinstance(options.num_ranks, int):
-        beside = "a mesh" if checks.is_mesh(options.num_ranks) else 'num_ranks="auto"'
+        beside = 'num_ranks="auto"'
+        if checks.is_mesh(options.num_ranks):
+            beside = "a mesh"
         raise ConfigError(f"rank={options.rank} was given beside {beside}, which determines it; leave rank out")
     if options.num_ranks in (None, 1) and options.rank:
         raise ConfigError(
@@ -464,18 +472,29 @@ def _check_rows(options: LoaderOptions) -> None:
     if options.weights is not None and options.on_growth is not None:
         raise ConfigError("on_growth and weights do not go together: new rows change every share; leave one out")
     rows = options.shuffle == "rows"
+    unfit, remedy = ROWS, 'leave it out, or pass shuffle="rows"'
+    if rows:
+        unfit, remedy = SPLITS, "leave it out"
     for entry in fields(options):
         value = getattr(options, entry.name)
-        if entry.metadata["about"].group == (SPLITS if rows else ROWS) and value != entry.default:
+        if entry.metadata["about"].group == unfit and value != entry.default:
             raise ConfigError(
-                f"{entry.name}={checks.shown(value)} does not work with shuffle={options.shuffle!r}; "
-                + ("leave it out" if rows else 'leave it out, or pass shuffle="rows"')
+                f"{entry.name}={checks.shown(value)} does not work with shuffle={options.shuffle!r}; {remedy}"
             )
     if rows and options.even_ranks == "drop":
         raise ConfigError(
             f'even_ranks={options.even_ranks!r} is for splits: with shuffle="rows" ranks differ only in the last '
             "step; leave it out, or pass drop_last=True"
         )
+
+
+_AGAINST_BUDGETS = {
+    "pack": "sequences of pack have seq_len tokens each, so that a number of them is a budget already",
+    "global_batch_size": "global_batch_size counts the rows of all ranks, where a budget is of a rank: for tokens of a "
+    "step, pass Budget(tokens=) with those of a step over the number of ranks",
+    "batch_by": "batch_by ends batches with files, where a budget fills them from blocks of rows",
+}
+"""Options that do not go with a budget, and why."""
 
 
 def _check_budget(options: LoaderOptions) -> None:
@@ -487,11 +506,11 @@ def _check_budget(options: LoaderOptions) -> None:
             "batch_size=Budget(...) counts the rows that pass the filter; leave count_filtered=True, or pass a "
             "number of rows"
         )
-    for name in ("pack", "global_batch_size", "batch_by"):
+    for name, reason in _AGAINST_BUDGETS.items():
         if getattr(options, name) is not None:
             raise ConfigError(
-                f"batch_size=Budget(...) decides how many rows each batch has, and {name} needs as many in all; "
-                f"leave {name} out, or pass a number"
+                f"batch_size=Budget(...) fills each batch with rows up to its tokens, and {reason}; leave {name} out, "
+                "or pass a number of rows"
             )
 
 

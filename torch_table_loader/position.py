@@ -95,7 +95,9 @@ class NamedColumns:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Say what there is instead of an attribute that datasets and loaders of others have."""
-            instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
+            instead = ""
+            if name in INSTEAD:
+                instead = f"; {INSTEAD[name]}"
             message = f"{type(self).__name__!r} object has no attribute {name!r}{instead}"
             raise AttributeError(message, name=name, obj=self)
 
@@ -151,7 +153,9 @@ class JobPosition:
     def summary(self) -> str:
         """A line that says what is read, and how."""
         facts = self.facts
-        tables = f"{facts['tables']} tables, " if facts["tables"] != "1" else ""
+        tables = ""
+        if facts["tables"] != "1":
+            tables = f"{facts['tables']} tables, "
         share = f"rank {facts['rank']}, batch_size={facts['batch_size']}"
         return (
             f"{tables}{facts['files']} files, {facts['rows']} rows; {share}, shuffle={facts['shuffle']}, "
@@ -280,7 +284,9 @@ class JobPosition:
         if self._plan_check is not None:
             self._plan_check.raise_if_others_wait()
             if self._plan_check.compares:
-                start = _compared(self.job, position) if continues and self.job.counted else None
+                start: dict[str, Any] | None = None
+                if continues and self.job.counted:
+                    start = _compared(self.job, position)
                 self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
         return position
 
@@ -308,8 +314,12 @@ class JobPosition:
         known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
         longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
         most = sum(longest) if known else None
-        together = None if job.options.batch_by else partial(job.walk.step_of_sample, epoch)
-        first = None if file is None else partial(job.files("seek(file=...)").step_of, epoch, file)
+        together: Callable[[int], int] | None = None
+        first: Callable[[], int] | None = None
+        if not job.options.batch_by:
+            together = partial(job.walk.step_of_sample, epoch)
+        if file is not None:
+            first = partial(job.files("seek(file=...)").step_of, epoch, file)
         steps = step_at(most, together, **place, file=first)
         self.seek(job.walk.at(epoch, steps))
         return steps
@@ -344,9 +354,9 @@ class JobPosition:
                 f"{changing[0]} by step is for the loader that create_dataloader(...) makes; leave it out for a "
                 "DataLoader of your own"
             )
-        job, position = self.job, self._loaded if self.is_for_any_iterator else None
-        if position is None:
-            job = job.with_lanes(1 if info is None else info.num_workers)
+        job, position = self.job, self._loaded
+        if position is None or not self.is_for_any_iterator:
+            job = job.with_lanes(workers_of(info))
             position = job.start(self.epoch)
         self._loaded, self.is_for_any_iterator = None, False
         self._begin(position)
@@ -370,8 +380,10 @@ class JobPosition:
         Args:
             ahead: batches that the newest iterator gave, and on which nothing was trained yet; 1 at most.
         """
-        iterated = ahead and self.newest is not None and self.newest.leg.position.epoch == self.epoch
-        return state_of(self.job, self.newest.now(ahead) if iterated and self.newest is not None else self.now)
+        newest = self.newest
+        if ahead and newest is not None and newest.leg.position.epoch == self.epoch:
+            return state_of(self.job, newest.now(ahead))
+        return state_of(self.job, self.now)
 
     def load(self, state: Mapping[str, Any], lanes: int | None = None) -> None:
         """Make the next iterator continue from a state, on any number of ranks and lanes.
@@ -383,8 +395,10 @@ class JobPosition:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
         try:
-            saved, opened = read_state(state), self.job if lanes is None else self.job.with_lanes(lanes)
-            if lanes is None and not saved.is_of(opened.bounds):
+            saved, opened = read_state(state), self.job
+            if lanes is not None:
+                opened = opened.with_lanes(lanes)
+            elif not saved.is_of(opened.bounds):
                 opened, saved = self.reopen(opened, saved)
             check_state(saved, opened)
             job, position = opened.resume(saved)
@@ -432,6 +446,17 @@ class JobPosition:
         self.before_reading()
         for name, own in self.job.exclusion_states.items():
             own.begin(position.epoch, position.exclusions[name].running)
+
+
+def workers_of(info: Any) -> int:
+    """Return how many workers the caller's own DataLoader has, which are the lanes; 1 where it has none.
+
+    Args:
+        info: what `get_worker_info` says.
+    """
+    if info is None:
+        return 1
+    return int(info.num_workers)
 
 
 def _compared(job: Job, position: Position) -> dict[str, Any]:

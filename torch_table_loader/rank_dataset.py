@@ -22,7 +22,14 @@ from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.keywords import OtherKeywords, called, shown_classmethod, with_options
 from torch_table_loader.loader import Batch, TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.position import JobPosition, NamedColumns, as_it_is, refuse_dividing, refuse_stacking
+from torch_table_loader.position import (
+    JobPosition,
+    NamedColumns,
+    as_it_is,
+    refuse_dividing,
+    refuse_stacking,
+    workers_of,
+)
 from torch_table_loader.system import as_out_of_memory
 
 if TYPE_CHECKING:
@@ -197,7 +204,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         info, taken = get_worker_info(), self._taken
         if info is None and (self._loader is not None or taken is None):
             return self._own_loader("state").state_dict()
-        job = self.job.with_lanes(1 if info is None else info.num_workers)
+        job = self.job.with_lanes(workers_of(info))
         if info is None and taken is not None and taken.position.epoch == self.epoch:
             return state_of(job, taken.position.after(taken.batches))
         return state_of(job, job.start(self.epoch))
@@ -208,7 +215,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         if info is None and self._loader is not None:
             self._loader.load_state_dict(state)
         else:
-            self._position.load(state, 1 if info is None else info.num_workers)
+            self._position.load(state, workers_of(info))
         self._position.is_for_any_iterator = True
 
     def set_epoch(self, epoch: int) -> None:

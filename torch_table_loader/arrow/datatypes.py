@@ -130,6 +130,17 @@ def is_text(kind: pa.DataType) -> bool:
     return is_string(kind) or any(test(kind) for test in tests)
 
 
+def whole_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of integers that dates and times of a type are stored as.
+
+    >>> whole_type(pa.date32()), whole_type(pa.timestamp("us"))
+    (DataType(int32), DataType(int64))
+    """
+    if kind.bit_width == 32:
+        return pa.int32()
+    return pa.int64()
+
+
 def width_of(kind: pa.DataType) -> int:
     """Estimate the decoded bytes of one value; lists within lists are not guessed to be full to the last.
 

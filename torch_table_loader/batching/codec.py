@@ -144,8 +144,9 @@ class TensorCodec(RowsCodec[TensorRows]):
         self._row_bytes = [leaf.kind.row_bytes for leaf in self.leaves]
         self.row_bytes = sum(self._row_bytes)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
-        views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
-        self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves))) if views else 0
+        self.views_at_once = 0
+        if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
+            self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves)))
         self.alike = _alike(self.leaves)
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
@@ -301,7 +302,8 @@ class _CollectedTensors(Collected[TensorRows]):
         self.num_rows = end
 
     def _make_room(self, rows: TensorRows, end: int) -> None:
-        self._rows = self._rows if end <= self._rows else min(self._most, 2 * end)
+        if end > self._rows:
+            self._rows = min(self._most, 2 * end)
         new, before = self._codec.arena(self._rows).array, self._room
         self._room = []
         for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
@@ -460,7 +462,8 @@ class ArrowCodec(RowsCodec[ArrowRows]):
         """Return a record batch the schema that all batches have."""
         if not batch.schema.equals(self._schema, check_metadata=True):
             _check_columns(batch.schema, self._schema)
-            batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) if batch.columns else batch
+            if batch.columns:
+                batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
         for name in self._times:  # here, where it is known which file they are of
             check_times(name, batch.column(name))
         return ArrowRows(batch, python=self._python)

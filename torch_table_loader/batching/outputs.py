@@ -81,6 +81,12 @@ class Kind(ABC):
     def join(self, parts: Sequence[Any], new: NewArray) -> Any:
         """Copy runs into one; arrays of as many bytes as `row_bytes` says for each row come from `new`."""
 
+    def whole(self, parts: Sequence[Any]) -> Any:
+        """Return runs as one; a single one is not copied."""
+        if len(parts) == 1:
+            return parts[0]
+        return self.join(parts, new_array)
+
     @property
     @abstractmethod
     def row_bytes(self) -> int:
@@ -241,8 +247,7 @@ class TextKind(Kind):
 
     def take(self, parts: Sequence[pa.Array], indices: NDArray[np.int64], new: NewArray, near: NewArray) -> pa.Array:  # noqa: ARG002
         """Copy rows in the given order."""
-        data = parts[0] if len(parts) == 1 else self.join(parts)
-        return data.take(pa.array(indices))
+        return self.whole(parts).take(pa.array(indices))
 
     def join(self, parts: Sequence[pa.Array], new: NewArray = new_array) -> pa.Array:  # noqa: ARG002
         """Copy runs into one."""
@@ -250,8 +255,7 @@ class TextKind(Kind):
 
     def prepare(self, parts: Sequence[pa.Array]) -> tuple[pa.RecordBatch, tuple[int, ...]]:
         """Join the runs; one piece holds them as an Arrow IPC stream."""
-        column = parts[0] if len(parts) == 1 else self.join(parts)
-        batch = pa.record_batch([column], names=[""])
+        batch = pa.record_batch([self.whole(parts)], names=[""])
         return batch, (ipc_size(batch),)
 
     def write(self, prepared: pa.RecordBatch, pieces: Sequence[NDArray[np.uint8]]) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -158,7 +159,9 @@ def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
     names = Counter(shape.name for column in columns for shape in column.shapes())
     for name, count in names.items():
         if count > 1:
-            hint = "the mask of another column" if name.endswith(MASK_SUFFIX) else "another column"
+            hint = "another column"
+            if name.endswith(MASK_SUFFIX):
+                hint = "the mask of another column"
             raise ConfigError(
                 f"{where} has a column {name!r}, and {hint} would have the same name; "
                 "rename one, or leave one out with columns=[...]"
@@ -208,8 +211,9 @@ class Chooser:
     def _text(self, name: str, kind: pa.DataType, path: str) -> Decoder:
         self.known[path] = "string"
         wide = _wide(kind)
-        fills = self.policy.fills
-        fill = text_fill(path, fills[path], wide) if path in fills else None
+        fill = None
+        if path in self.policy.fills:
+            fill = text_fill(path, self.policy.fills[path], wide)
         form = self.policy.strings_of(path)
         if form == "list":
             return ArrowDecoder(name, wide, outputs.cut_texts, fill)
@@ -236,9 +240,11 @@ class Chooser:
         return self._lists_of(entry.name, path, self._cell(entry.type.value_type, f"{path}.item"), masked=masked)
 
     def _lists_of(self, name: str, path: str, item: Cell, *, masked: bool) -> ListsDecoder:
-        fill = list_fill(path, [], item) if masked else None
+        fill = None
         if path in self.policy.fills:
             fill = list_fill(path, self.policy.fills[path], item)
+        elif masked:
+            fill = list_fill(path, [], item)
         layout = self.policy.layout_of(path)
         if not isinstance(layout, Pad):
             return ListsDecoder(name, path, item, self._cut(layout), self._cut("fixed"), masked, fill)
@@ -297,27 +303,33 @@ class Chooser:
             dtype = element_dtype(path, kind.element, numpy=self.policy.output_format == "numpy")
             return FlatCell(path, dtype, dtype)
         if kind in _SAME_WIDTH:
-            stored = np.dtype(_SAME_WIDTH[kind])
-            becomes_float = stored.kind in "iu" and is_float(self.policy.fills.get(path))
-            return FlatCell(path, stored, np.result_type(stored, np.float32) if becomes_float else stored)
+            stored = loaded = np.dtype(_SAME_WIDTH[kind])
+            if stored.kind in "iu" and is_float(self.policy.fills.get(path)):
+                loaded = np.result_type(stored, np.float32)
+            return FlatCell(path, stored, loaded)
         if pt.is_temporal(kind) and not pt.is_interval(kind):
             return FlatCell(path, np.dtype(np.int32) if kind.bit_width == 32 else _INT64, _INT64)
         if pt.is_decimal(kind):
             if self._instead(path) != "float64":
                 raise unsupported(path, kind, f'pass unsupported="float64" to take it as doubles, {_AS_VALUES}')
             return FlatCell(path, _FLOAT64, _FLOAT64, cast=True)
-        remedy = f"give its type with schema=, {_AS_VALUES}" if pt.is_null(kind) else _AS_VALUES
+        remedy = _AS_VALUES
+        if pt.is_null(kind):
+            remedy = f"give its type with schema=, {_AS_VALUES}"
         raise unsupported(path, kind, remedy)
 
     def _cut(self, what: str) -> Cut:
         output = _OUTPUTS[self.policy.output_format]
-        fixed = outputs.cut_tensors if self.policy.output_format == "torch" else outputs.cut_arrays
-        return {
+        fixed: Cut = outputs.cut_arrays
+        if self.policy.output_format == "torch":
+            fixed = outputs.cut_tensors
+        cuts: dict[str, Cut] = {
             "fixed": fixed,
             "nested": outputs.cut_nested,
             "offsets": partial(outputs.cut_ragged, output=output),
             "codes": partial(outputs.cut_codes, output=output),
-        }[what]
+        }
+        return cuts[what]
 
 
 def element_dtype(path: str, element: str, *, numpy: bool) -> np.dtype[Any]:
@@ -343,7 +355,7 @@ def _check_unsupported(policy: TypePolicy, chooser: Chooser) -> None:
             continue
         if name in chooser.known:
             raise ConfigError(f"unsupported names {name!r}, which has a form as a tensor; leave it out there")
-        near = the_nearest(name, formless, spare=5) if (formless := sorted(chooser.formless)) else _few(formless)
+        near = _nearest(name, sorted(chooser.formless))
         raise ConfigError(f"unsupported names {name!r}, which is not a column here; {near}")
 
 
@@ -399,8 +411,9 @@ def is_float(given: object) -> bool:
 def _float_fill(path: str, given: Any, dtype: np.dtype[Any], kind: pa.DataType) -> Any:
     """Return NaN, or the mean of statistics, in a cell's dtype."""
     if dtype.kind != "f":
-        what, inside = (plain_type(kind).value_type, ".item") if pt.is_nested(plain_type(kind)) else (kind, "")
-        remedy = f"name '{path}{inside}'" if inside and pt.is_integer(what) else "give a value of that type"
+        remedy = "give a value of that type"
+        if pt.is_nested(plain_type(kind)) and pt.is_integer(plain_type(kind).value_type):
+            remedy = f"name '{path}.item'"
         raise ConfigError(
             f"nulls fills column {path!r} of type {kind} with {_told(given)}, which only ints and floats take; "
             f'{remedy}, or pass nulls="mask"'
@@ -476,11 +489,10 @@ def pad_value(path: str, given: float, item: Cell) -> Any:
     element = outputs.mark_of(dtype)
     if element is not None and given == 0:
         return np.zeros((), dtype)[()]
-    try:
-        with np.errstate(all="ignore"):
-            found = np.asarray(given).astype(dtype)[()] if element is None else None
-    except (OverflowError, ValueError):
-        found = None
+    found = None
+    if element is None:
+        with suppress(OverflowError, ValueError), np.errstate(all="ignore"):
+            found = np.asarray(given).astype(dtype)[()]
     fits = found is not None and (found == given if dtype.kind != "f" else np.isinf(found) == math.isinf(given))
     if not fits:
         raise ConfigError(
@@ -521,8 +533,13 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
             continue
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; {_few(usable)}")
-        near = the_nearest(name, usable, spare=5) if usable else _few(usable)
-        raise ConfigError(f"{option} names {name!r}, which is not a column here; {near}")
+        raise ConfigError(f"{option} names {name!r}, which is not a column here; {_nearest(name, usable)}")
+
+
+def _nearest(name: str, usable: Sequence[str]) -> str:
+    if usable:
+        return the_nearest(name, usable, spare=5)
+    return _few(usable)
 
 
 def _few(names: Sequence[str]) -> str:

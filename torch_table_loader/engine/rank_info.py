@@ -68,7 +68,9 @@ def asks_for_a_part(keywords: Mapping[str, Any]) -> bool:
         return False
     num_ranks, rank, even_ranks = map(keywords.get, ("num_ranks", "rank", "even_ranks"))
     if num_ranks is None:
-        num_ranks = "auto" if rank is not None or even_ranks is not None else 1
+        num_ranks = 1
+        if rank is not None or even_ranks is not None:
+            num_ranks = "auto"
     try:
         if is_mesh(num_ranks):
             return _of_mesh(num_ranks).num_ranks > 1

@@ -117,10 +117,14 @@ def _read(state: State) -> SavedState:
         refuse("tables", 'one, named "", as long as no record names them', names)
     if stray := [key for key in state if key not in (*_CORE, *records) and is_record(key)]:
         refuse("history", f"one with a column {stray[0]!r}, since the state has such a key", sorted(stages[0]))
-    position: type[SamplePosition | StreamPosition] = SamplePosition if kind == "items" else StreamPosition
+    position: type[SamplePosition | StreamPosition] = StreamPosition
+    if kind == "items":
+        position = SamplePosition
     saved = SavedState(kind, tables, position.of_history(found["epoch"], stages))
     for key, record in records.items():
-        whole = None if record.whole is None else checked(record.whole, _of(state, key), key)
+        whole = None
+        if record.whole is not None:
+            whole = checked(record.whole, _of(state, key), key)
         saved = record.read(saved, [stage[key] for stage in stages], whole)
     if isinstance(saved.taken, SamplePosition):
         saved.taken.check_steps()
@@ -200,12 +204,16 @@ def left_out(state: State, steps: int, rows: int | None = None) -> dict[str, Any
     if saved.taken.ended:
         raise ResumeError("the state is of a rank that had ended; pass that of a rank which was still running")
     if counts_rows != (rows is not None):
-        what = "counts rows, or sequences: pass how many" if counts_rows else "counts steps: leave out the rows that"
+        what = "counts steps: leave out the rows that"
+        if counts_rows:
+            what = "counts rows, or sequences: pass how many"
         raise ConfigError(f"the state {what} a step of all ranks takes")
     state = upgraded(state)
     *past, newest = stages_of(state)
-    taken = {"consumed": newest["consumed"] + steps * (rows or 0)} if counts_rows else {}
-    after = {**state, "history": history_of([*past, {**newest, "steps": newest["steps"] + steps, **taken}])}
+    taken = {**newest, "steps": newest["steps"] + steps}
+    if rows is not None:
+        taken["consumed"] = newest["consumed"] + steps * rows
+    after = {**state, "history": history_of([*past, taken])}
     read_state(after)
     return after
 
@@ -251,14 +259,19 @@ class _Columns:
 
     def of(self, *, newest: bool) -> dict[str, Form]:
         """Return the forms of the newest stage, or of an earlier one."""
-        return {**self.every, **(self.newest if newest else self.past)}
+        if newest:
+            return {**self.every, **self.newest}
+        return {**self.every, **self.past}
 
 
 _NOTHING = OneOf((None,))
 _WINDOW = ByType(
     {
         int: range(1, MOST_ROWS + 1),
-        list: Named({"rows": range(1, MOST_ROWS + 1), "splits": range(1, MOST_SPLITS + 1)}),
+        list: Named(
+            {"rows": range(1, MOST_ROWS + 1), "splits": range(1, MOST_SPLITS + 1)},
+            {"first": range(1, MOST_ROWS + 1)},
+        ),
         type(None): _NOTHING,
     }
 )

@@ -133,8 +133,9 @@ def refuse(at: str, expected: str, value: Any) -> NoReturn:
     Raises:
         ResumeError: names it, and what was expected.
     """
-    text = repr(value)
-    shown = text if len(text) <= 200 else f"{text[:200]}…"
+    shown = repr(value)
+    if len(shown) > 200:
+        shown = f"{shown[:200]}…"
     raise ResumeError(
         f"the state's {at} must be {expected}, as state_dict() writes it, got {shown}; pass the value of state_dict() "
         "unchanged"

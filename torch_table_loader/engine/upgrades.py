@@ -35,7 +35,10 @@ def _of_version_1(state: State) -> dict[str, Any]:
         stages = [_items(entry, mixed=mixture is not None) for entry in history]
         _move_anchors(stages[-1], tables)
     else:
-        stages = [_dealt(entry) if mixture is not None else _stream(entry) for entry in history]
+        stage_of = _stream
+        if mixture is not None:
+            stage_of = _dealt
+        stages = [stage_of(entry) for entry in history]
         if anchored := [entry["anchor"] for entry in tables if entry["anchor"] != []]:
             refuse("tables.anchor", "empty where splits are read", anchored[0])
     excluded = [[entry["name"], _versions(entry["exclusions"])] for entry in tables if entry["exclusions"] != []]
@@ -45,8 +48,9 @@ def _of_version_1(state: State) -> dict[str, Any]:
     names = sorted({name for stage in stages for name in stage})
     rows = [[stage.get(name) for name in names] for stage in stages]
     kept = {key: value for key, value in state.items() if key != "mixture"}
-    added = {} if mixture is None else {"mixture": mixture}
-    return {**kept, **added, "version": 2, "tables": bound, "history": [names, *rows]}
+    if mixture is not None:
+        kept["mixture"] = mixture
+    return {**kept, "version": 2, "tables": bound, "history": [names, *rows]}
 
 
 UPGRADES: dict[int, Callable[[State], State]] = {1: _of_version_1}
@@ -97,15 +101,9 @@ def _slim(stage: dict[str, Any]) -> dict[str, Any]:
 
 def _items(entry: Any, *, mixed: bool) -> dict[str, Any]:
     """Return the stage of a job of items, with the records of sequences and of a mixture."""
-    names = (
-        "steps",
-        "ended",
-        "consumed",
-        "seq_len",
-        "origin",
-        "extents",
-        *(("total", "since", "sources") if mixed else ()),
-    )
+    names: tuple[str, ...] = ("steps", "ended", "consumed", "seq_len", "origin", "extents")
+    if mixed:
+        names += ("total", "since", "sources")
     stage = _places(entry, names, "history")
     packing = {name: stage.pop(name) for name in ("seq_len", "origin")}
     if not all(type(value) is int for value in packing.values()):
@@ -170,7 +168,9 @@ def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
 
 def _list(state: State, key: str) -> list[Any]:
     """Return a list of a state, or of a stage."""
-    value = state[key] if key in state else refuse_missing(key)
+    if key not in state:
+        refuse_missing(key)
+    value = state[key]
     if type(value) is list:
         return value
     return refuse(key, "a list", value)

@@ -26,18 +26,24 @@ class Chains(NamedTuple):
 
 
 def _slots(last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give the first piece of each chain the lowest slot that is free: int64[N]."""
-    slots = np.zeros(len(last), dtype=np.int64)
-    free: list[int] = []
-    ends: dict[int, int] = {}
-    opened = 0
-    for piece, end in enumerate(last.tolist()):
-        if end >= 0:
-            slots[piece] = heapq.heappop(free) if free else opened
-            opened = max(opened, int(slots[piece]) + 1)
-            ends[end] = int(slots[piece])
+    """Give the first piece of each chain the lowest slot that is free: int64[N].
+
+    Chains of one piece keep no slot, and may be very many; only the others are looked at one by one.
+    """
+    slots, place = np.zeros(len(last), dtype=np.int64), np.arange(len(last))
+    first = np.flatnonzero(last > place)
+    changes = np.sort(np.concatenate((first, last[first])))
+    free, ends, lowest = [0], dict[int, int](), [0]
+    for piece, end in zip(changes.tolist(), last[changes].tolist(), strict=True):
         if piece in ends:
             heapq.heappush(free, ends.pop(piece))
+        else:
+            slots[piece] = ends[end] = heapq.heappop(free)
+            if not free:
+                free.append(len(ends))  # all slots below are taken
+        lowest.append(free[0])
+    alone = np.flatnonzero(last == place)
+    slots[alone] = np.array(lowest)[np.searchsorted(changes, alone)]
     return slots
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.arrays import take_rows
+from torch_table_loader.arrow.arrays import selected, take_rows
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
@@ -298,7 +298,9 @@ class ParquetFile(ThinningFile):
         self._source = source
         self._meta = meta
         self._instants = instants
-        self._readers = [each.reader for each in (handle, *(() if instants is None else (instants.handle,)))]
+        self._readers = [handle.reader]
+        if instants is not None:
+            self._readers.append(instants.handle.reader)
         self._coded = frozenset(coded)
         self._shares = shares
         self._values_at_once = sizes().parquet_values
@@ -317,9 +319,7 @@ class ParquetFile(ThinningFile):
             for batch in read:
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
-                yield from bounded(
-                    batch if batch.schema.names == wanted else batch.select(wanted), max(1, batch.num_rows)
-                )
+                yield from bounded(selected(batch, wanted), max(1, batch.num_rows))
 
     def _calls(self, groups: range, columns: list[str], max_rows: int) -> Iterator[tuple[list[int], int]]:
         """Divide row groups into calls of pyarrow, each with the rows of its first batch; 0: a row group is read whole.
@@ -362,7 +362,9 @@ class ParquetFile(ThinningFile):
         weight = fixed * num_rows + most
         if weight * max_rows <= limit * num_rows:
             return 0, 0
-        return weight, max(1, self._most_bytes // PARTS * num_rows // weight) if weight > limit else 0
+        if weight <= limit:
+            return weight, 0
+        return weight, max(1, self._most_bytes // PARTS * num_rows // weight)
 
     def _variable(self, names: tuple[str, ...]) -> tuple[int, list[int]]:
         if (known := self._leaves.get(names)) is None:

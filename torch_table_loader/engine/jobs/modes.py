@@ -94,7 +94,9 @@ def open_stream(
     columns = columns_of(table, options)
     largest = int(table.layout.group_rows.max(initial=0))
     stage = stage or _stage_of(options, table.schema)
-    encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
+    encoded: list[str] = []
+    if stage is None:
+        encoded = _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
@@ -108,7 +110,7 @@ def open_stream(
     most = {"max_rows": read_rows, "max_bytes": options.memory}
     reader = table.reader(columns, options.filters, row_ids=ids, stage=stage, encoded=encoded, **most)
     schema = delivered(table, reader.schema, options)
-    stores = [table.storage, *([] if cache is None else [cache])]
+    fork_safe = all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None)
     job = StreamJob(
         options=options,
         rank=ranks.rank,
@@ -125,7 +127,7 @@ def open_stream(
         splits_digest=planner.digest(),
         fetching=fetching,
         stage=stage,
-        fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
+        fork_safe=fork_safe,
     )
     job.codec_of(job.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
     planner.plan(planner.start(0), ranks.rank)
@@ -137,7 +139,9 @@ def _stage_of(options: LoaderOptions, schema: pa.Schema) -> RowStage | None:
     """Return what makes samples of a table's rows; None where they are rows."""
     if options.samples.are_rows:
         return None
-    asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
+    asked = tuple(options.column_names or ())
+    if options.row_id:
+        asked += (ROW_ID,)
     found: RowStage = options.samples.parts.stage_of(options.samples, schema, asked)
     return found
 
@@ -158,8 +162,10 @@ def _ordered(
     if may_mix(options, planner):
         units = Units.of(planner, row_bytes, stage)
         return with_mixing(planner, options, units, held), stage, units
-    ordered = None if stage is None else stage.in_blocks(options.window)
-    return with_windows(planner, options, row_bytes, stage), ordered, Units(0, row_bytes, 0)
+    planner = with_windows(planner, options, row_bytes, stage)
+    if stage is not None:
+        stage = stage.in_blocks(options.window)
+    return planner, stage, Units(0, row_bytes, 0)
 
 
 def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:

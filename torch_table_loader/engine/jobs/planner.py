@@ -122,6 +122,9 @@ class Planner:
         self._shuffle = shuffle
         self._seed = seed
         self._filtered = filtered
+        self._cuts = strategy.cuts
+        self._is_uncertain = filtered or layout.has_deletes
+        """Whether live rows are known only where they were counted."""
         self._counter = counter
         self._by_file = by_file
         self._segments: dict[Extent | None, SegmentTable] = {}
@@ -130,7 +133,7 @@ class Planner:
         """Which files the table had, by what it was, as far as that is known."""
         self._by_epoch: Newest[int, tuple[LiveCounter, dict[Extent | None, SegmentTable]]] = Newest(_KEPT_EPOCHS)
         """What counts in an epoch and what it has counted, where each epoch has other rows."""
-        if strategy.cuts:
+        if self._cuts:
             self._segments[None] = self._segment(strategy.cut(layout))
         self._kept = self._begun(0)
 
@@ -159,7 +162,9 @@ class Planner:
         if extent in self._segments and extent is None:
             return self._segments[extent].splits.digest()
         layout = self._layout_of(extent)
-        splits = self.strategy.cut(layout) if self.strategy.cuts else self.strategy.deal(layout, 1, 0, 1, 0)[0]
+        if self._cuts:
+            return self.strategy.cut(layout).digest()
+        splits, _ = self.strategy.deal(layout, 1, 0, 1, 0)
         return splits.digest()
 
     def whole(self) -> SegmentTable:
@@ -184,9 +189,13 @@ class Planner:
         """
         laid_out = self._laid_out(position)
         if rank not in laid_out.plans:
-            job = laid_out.job
-            laid_out.plans[rank] = _dealt(job, rank) if isinstance(job, DealtEpoch) else self._cut(position, rank)
+            laid_out.plans[rank] = self._planned(laid_out.job, position, rank)
         return laid_out.plans[rank]
+
+    def _planned(self, job: CutEpoch | DealtEpoch, position: StreamPosition, rank: int) -> PlannedStream:
+        if isinstance(job, DealtEpoch):
+            return _dealt(job, rank)
+        return self._cut(position, rank)
 
     def steps_of_ranks(self, position: StreamPosition, *, count: bool = False) -> list[int] | None:
         """Return the steps of every rank in the position's stage; None if a rank knows only its own rows.
@@ -194,7 +203,7 @@ class Planner:
         With `count`, unknown rows of the other ranks are counted.
         """
         topology = position.stage.topology
-        if not self.strategy.cuts:
+        if not self._cuts:
             return [self.plan(position, rank).plan.steps for rank in range(topology.num_ranks)]
         job = self._cut_epoch(position, None if count else ())
         if not self._all_known(job):
@@ -212,7 +221,7 @@ class Planner:
 
     def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
-        if not self.strategy.cuts:
+        if not self._cuts:
             return [self.plan(position, rank).plan.own_rows for rank in range(position.stage.topology.num_ranks)]
         job = self._cut_epoch(position, ())
         if not self._all_known(job):
@@ -259,19 +268,21 @@ class Planner:
     def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
         job = self._cut_epoch(position, (rank,))
         _, steps = job.quotas
-        longest = int(steps.max()) if self._all_known(job) else None
+        longest: int | None = None
+        if self._all_known(job):
+            longest = int(steps.max())
         return PlannedStream(job.plan(rank), longest, job.segments, _windows(job.consumed))
 
     def _all_known(self, job: CutEpoch) -> bool:
-        uncertain = self._filtered or self.layout.has_deletes
-        return not (uncertain and (job.segments.live_rows[job.order] < 0).any())
+        return not (self._is_uncertain and (job.segments.live_rows[job.order] < 0).any())
 
     def _cut_epoch(self, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
         """Return a stage that the strategy cuts, with the rows counted that some ranks need (None: all)."""
         laid_out = self._laid_out(position)
         job = cast("CutEpoch", laid_out.job)
-        everything = ranks is None or bool(job.stage)
-        wanted = job.order if everything else np.concatenate([job.order[:0], *map(job.splits_of, ranks or ())])
+        wanted = job.order
+        if ranks is not None and not job.stage:
+            wanted = np.concatenate([wanted[:0], *map(job.splits_of, ranks)])
         segments = self._count(self._kept_of(position.epoch), position.stage.extent, wanted)
         if segments is not job.segments:
             laid_out.job = job = replace(job, segments=segments)
@@ -282,7 +293,7 @@ class Planner:
 
         def lay_out() -> _LaidOut:
             delivered, number = self._delivered(position), len(position.past)
-            how = self._lay_out_cut if self.strategy.cuts else self._lay_out_dealt
+            how = self._lay_out_cut if self._cuts else self._lay_out_dealt
             return _LaidOut(how(position.epoch, position.stage, delivered, number))
 
         return self._kept_of(position.epoch).stages.of(position.after(0).stages, lay_out)
@@ -293,7 +304,9 @@ class Planner:
         for number, stage in enumerate(past):
             if past[: number + 1] not in known:
                 begun = replace(position, past=past[:number], stage=stage)
-                job = self._cut_epoch(begun, None) if self.strategy.cuts else self._laid_out(begun).job
+                job = self._laid_out(begun).job
+                if self._cuts:
+                    job = self._cut_epoch(begun, None)
                 known[past[: number + 1]] = job.delivered(stage.steps)
         if past:
             return known[past]
@@ -318,7 +331,9 @@ class Planner:
     def _lay_out_dealt(self, epoch: int, stage: Stage, consumed: Consumption, number: int) -> DealtEpoch:
         """Let a generator deal a stage to all ranks; of one that takes no ranks, every rank is the first."""
         topology = stage.topology
-        ranks = topology.num_ranks if self.strategy.form == "generator_with_ranks" else 1
+        ranks = 1
+        if self.strategy.form == "generator_with_ranks":
+            ranks = topology.num_ranks
         layout = self._layout_of(stage.extent)
         files = list(layout)
         dealt = [

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.ranges import FetchSettings
     from torch_table_loader.read.row_stage import RowStage
-    from torch_table_loader.samples import Samples
+    from torch_table_loader.samples import SampleCounts, Samples
     from torch_table_loader.source.plan_cache import Plans
 
 
@@ -71,8 +71,9 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     """
     names = table.schema.names
     asked = options.samples.reads(options.column_names)
-    columns = list(names if asked is None else asked)
-    known = frozenset(names)
+    if asked is None:
+        asked = names
+    columns, known = list(asked), frozenset(names)
     if unknown := [name for name in columns if name not in known]:
         raise table.no_column(unknown[0])
     if len(columns) > sizes().columns:
@@ -113,13 +114,15 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     Raises:
         ConfigError: it cannot do what another option asks.
     """
-    cuts_small = options.may_mix and options.split_size is None
+    least_splits = None
+    if options.may_mix and options.split_size is None:
+        least_splits = MIXED_SPLITS
     arguments = {
         "shuffle": bool(options.shuffle),
         "seed": options.shuffle_seed,
         "target_bytes": options.split_bytes,
         "target_rows": options.split_rows,
-        "least_splits": MIXED_SPLITS if cuts_small else None,
+        "least_splits": least_splits,
     }
     chosen = options.split_strategy
     if options.batch_by == "file" and chosen is None:
@@ -176,7 +179,14 @@ def counter_of(
         return None
     from torch_table_loader.predicates.filter_form import filter_key
 
-    depends = (f"-{table.fingerprint}" if layout.has_deletes else "") + ("" if stage is None else f"-{stage.key}")
+    depends, by_epoch = "", False
+    columns: Sequence[str] = ()
+    nothing: SampleCounts | None = None
+    if layout.has_deletes:
+        depends += f"-{table.fingerprint}"
+    if stage is not None:
+        depends += f"-{stage.key}"
+        columns, nothing, by_epoch = stage.reads, stage.nothing, stage.counts_by_epoch
     key = filter_key(options.filters, table.schema) + depends
     filters, counts = options.filters, {key: Counts(layout)}
     if parts is not None:
@@ -184,30 +194,33 @@ def counter_of(
         if key in of_parts:  # not so where the table's own format joined the filters in another way
             filters, of_parts = parts.base, {key: of_parts[key], **of_parts}
             counts = {name: parts.counts_of(name, each, layout) for name, each in of_parts.items()}
-    by_epoch = stage is not None and stage.counts_by_epoch
-    return LiveCounter(
-        table,
-        table.reader(() if stage is None else stage.reads, filters, row_ids=by_epoch, stage=stage),
-        counts,
+    if table.estimated or table.left_out or by_epoch:
         # What is counted of estimated row groups, or of a file of which parts are left out, or of one epoch, fits no
         # entry.
-        None if table.estimated or table.left_out or by_epoch else cache,
+        cache = None
+    return LiveCounter(
+        table,
+        table.reader(columns, filters, row_ids=by_epoch, stage=stage),
+        counts,
+        cache,
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress, interval=options.progress_interval),
         fetching=fetching,
-        nothing=None if stage is None else stage.nothing,
+        nothing=nothing,
     )
 
 
 def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
     """Return the shape of a job, of which the rows are counted."""
-    balances = options.even_ranks is None and num_ranks > 1
+    even_ranks = options.even_ranks or None
+    if options.even_ranks is None and num_ranks > 1:
+        even_ranks = "balance"
     return Topology(
         num_ranks,
         options.lanes,
         options.batch_rows,
         options.row_window,
-        "balance" if balances else options.even_ranks or None,
+        even_ranks,
         options.drop_last,
         _micro_batches(options, num_ranks),
     )
@@ -223,7 +236,8 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
     even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
     if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
         return
-    window = window.rows if isinstance(window, Mixing) else window
+    if isinstance(window, Mixing):
+        window = window.rows
     replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
     if even is not None and not (planner.strategy.cuts and planner.counted):
         raise ResumeError(
@@ -344,8 +358,9 @@ def with_windows(planner: Planner, options: LoaderOptions, row_bytes: int, stage
     topology = planner.topology
     if not (options.limits_memory and options.shuffle) or topology.mixing is not None:
         return planner
-    made = None if stage is None else stage.row_bytes
-    window = window_of_a_lane(made or row_bytes, topology.lanes, options.memory)
+    if stage is not None:
+        row_bytes = stage.row_bytes or row_bytes
+    window = window_of_a_lane(row_bytes, topology.lanes, options.memory)
     return planner.with_topology(replace(topology, shuffle_buffer_size=window))
 
 
@@ -390,7 +405,9 @@ def with_batch_size(
     if options.global_batch_size is None:
         return options
     samples, schedule = samples or options.samples, as_schedule(options.global_batch_size)
-    own = options.most_rows if given else None
+    own: int | None = None
+    if given:
+        own = options.most_rows
     batch = max(rank_batch_size(own, size, num_ranks) for size in schedule.values.values())
     micro = max(schedule.values.values()) // (num_ranks * batch)
     if micro > 1 and options.shuffle != "rows":
@@ -399,7 +416,9 @@ def with_batch_size(
             'leave batch_size out, or pass shuffle="rows"'
         )
     samples.check_unit(schedule)
-    changes = [] if samples.lengths is None else list(samples.lengths.values)
+    changes: list[int] = []
+    if samples.lengths is not None:
+        changes = list(samples.lengths.values)
     if len(changes) > 1 and (schedule.unit != "steps" or (micro > 1 and len(schedule.values) > 1)):
         raise ConfigError(
             "Pack: with seq_len by step, global_batch_size= changes by steps of one batch of each rank; pass a dict of "
@@ -409,7 +428,10 @@ def with_batch_size(
     if schedule.unit == "steps":
         places, ks = list(schedule.values), [max(1, size // (num_ranks * batch)) for size in schedule.values.values()]
         _refuse_parts_of_steps("steps of global_batch_size", [b - a for a, b in pairwise(places)], ks, options)
-    schedule = schedule.in_samples(samples.width).in_whole_batches(num_ranks * batch if micro > 1 else 0)
+    step = 0
+    if micro > 1:
+        step = num_ranks * batch
+    schedule = schedule.in_samples(samples.width).in_whole_batches(step)
     return options.with_checked(batch_size=batch, global_batch_size=batch_sizes("global_batch_size", schedule))
 
 

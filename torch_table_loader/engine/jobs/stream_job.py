@@ -87,19 +87,23 @@ class StreamJob(Job):
     @override
     def bound(self) -> Bound:
         own = bound(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
-        # Counts are cached under the key alone: the order inside a block does not change them.
-        order = "-shuffled" if self._orders_blocks else ""
-        stage = {} if self.stage is None else {"stage": f"{self.stage.key}{order}"}
-        by_file = {} if self.options.batch_by is None else {"batch_by": self.options.batch_by}
-        mixed = {"shuffle": MIXED_ORDER} if self.topology.mixing is not None else {}
-        return Bound(own.table, {**own.options, **stage, **by_file, **mixed})
+        options = dict(own.options)
+        if self.stage is not None:
+            options["stage"] = self.stage.key
+        if self._orders_blocks:  # counts are cached under the key alone: the order inside a block does not change them
+            options["stage"] += "-shuffled"
+        if self.options.batch_by is not None:
+            options["batch_by"] = self.options.batch_by
+        if self.topology.mixing is not None:
+            options["shuffle"] = MIXED_ORDER
+        return Bound(own.table, options)
 
     @property
     @override
     def batching(self) -> Batching:
-        made = None if self.stage is None else self.stage.row_bytes
-        unit_bytes = self.row_bytes if made is None else made
-        at_once = None if made is None else batches_of_sequences(unit_bytes, self.options.batch_rows)
+        unit_bytes, at_once = self.row_bytes, None
+        if self.stage is not None and (made := self.stage.row_bytes) is not None:
+            unit_bytes, at_once = made, batches_of_sequences(made, self.options.batch_rows)
         return Batching.of(self.options, self.topology, unit_bytes, at_once, max(1, self._readers))
 
     @property
@@ -188,7 +192,9 @@ class StreamJob(Job):
         topology = self.by_step.topology_of(epoch, done)
         if not (self.samples.joins_rows and self.schedules):
             return topology
-        samples = self.options.most_rows if "global_batch_size" not in self.schedules else topology.batch_size
+        samples = self.options.most_rows
+        if "global_batch_size" in self.schedules:
+            samples = topology.batch_size
         return replace(topology, batch_size=samples * self.by_step.length_at(epoch, done.steps))
 
     @override
@@ -204,7 +210,9 @@ class StreamJob(Job):
             planned, until = self.planner.plan(position, self.rank), self.until(position)
             if until is None:
                 return planned
-            longest = None if planned.longest is None else min(planned.longest, until)
+            longest = planned.longest
+            if longest is not None:
+                longest = min(longest, until)
             return replace(planned, plan=planned.plan.up_to(until), longest=longest)
         whole = self.planner.plan(self.planner.start(position.epoch), self.rank)
         empty = tuple(Runs.of([]) for _ in range(self.topology.lanes))
@@ -291,7 +299,9 @@ class StreamJob(Job):
             return  # `check_alone` refuses it
         remedy = "let the strategy even them"
         if self.strategy.cuts:
-            given = "even_ranks=False" if self.planner.counted else "count_filtered=False"
+            given = "even_ranks=False"
+            if not self.planner.counted:
+                given = "count_filtered=False"
             remedy = f"leave {given} out, and ranks take equally many"
         steps = self.planner.steps_of_ranks(self.planner.start(0))
         if steps is None:
@@ -312,10 +322,9 @@ class StreamJob(Job):
         whole_table = self.strategy.cuts and self.planner.counted and bool((live >= 0).all())
         if not whole_table:
             return None
-        made = self.planner.made_of(segments, epoch) if self.samples.are_batches else None
-        if made is None:
-            return int(live.sum())
-        return made.rows_held
+        if self.samples.are_batches and (made := self.planner.made_of(segments, epoch)) is not None:
+            return made.rows_held
+        return int(live.sum())
 
     @override
     def num_samples(self, epoch: int) -> int | None:
@@ -351,7 +360,7 @@ class StreamJob(Job):
             loads=loads_of(planned),
             lane_bytes=of_lane,
             open_bytes=opened,
-            copies=LANE_COPIES + (2 * (planned.plan.window or 0) > planned.plan.own_rows),
+            copies=LANE_COPIES + (2 * planned.plan.most_of_window > planned.plan.own_rows),
             held_bytes=held,
             notes=notes_of_stream(self.table, planner, self.options, self.rank, self.stage),
             counts=self._counts_of(start, planned),

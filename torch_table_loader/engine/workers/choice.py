@@ -35,8 +35,7 @@ def _context(job: Job) -> Any:
     given = job.options.start_method
     if job.fork_safe:
         return given
-    method = given if isinstance(given, str) or given is None else given.get_start_method()
-    if method == "fork":
+    if _method(given) == "fork":
         raise ConfigError(
             'worker_type="fork" breaks the threads that this store\'s client has started; '
             'pass "process" (forkserver is then used) or "spawn"'
@@ -44,14 +43,22 @@ def _context(job: Job) -> Any:
     return given or "forkserver"
 
 
+def _method(given: Any) -> str | None:
+    """Return how processes start: by name, or as a context of multiprocessing says; None: as multiprocessing does."""
+    if given is None or isinstance(given, str):
+        return given
+    return str(given.get_start_method())
+
+
 def check_processes(job: Job) -> None:
     """Refuse a start method that the store does not support, and functions that cannot be pickled."""
     given, options = _context(job), job.options
-    given = given if given is not None else get_start_method(allow_none=True) or get_all_start_methods()[0]
-    method = given if isinstance(given, str) else given.get_start_method()
+    method = _method(given) or get_start_method(allow_none=True) or get_all_start_methods()[0]
     if method == "fork":
         return
-    functions: dict[str, Any] = {} if options.collate_fn is None else {"collate_fn": options.collate_fn}
+    functions: dict[str, Any] = {}
+    if options.collate_fn is not None:
+        functions["collate_fn"] = options.collate_fn
     functions |= {f"transforms[{name!r}]": function for name, function in (options.transforms or {}).items()}
     functions |= {f"decode[{name!r}]": function for name, function in (options.decode or {}).items()}
     functions |= options.samples.functions

@@ -87,8 +87,9 @@ class LaneIterator(Iterator[Any]):
         self._begin(taken.batches)
 
     def _begin(self, batches: int) -> None:
-        counted = self._work.plan.counted
-        start = batches if counted else 0
+        start = 0
+        if self._work.plan.counted:
+            start = batches
         ahead = self._work.fetch_ahead({self._lane: start}, joins=False)
         source = LaneBatches(self._work, self._lane, start, ahead)
         self._source: LaneBatches | None = source
@@ -96,7 +97,7 @@ class LaneIterator(Iterator[Any]):
         self._counts.note(self._work.lanes, self._metrics)
         self._close = weakref.finalize(self, _close, source, ahead)
         self._ready: Iterator[Any] = iter(())
-        self._taken.batches = batches if counted else 0
+        self._taken.batches = start
         while self._taken.batches < batches:
             next(self)
 
@@ -122,7 +123,9 @@ class LaneIterator(Iterator[Any]):
         self._close()
 
     def _last(self, source: LaneBatches) -> list[Any]:
-        batches, _ = self._work.last_batches([] if source.rest is None else [source.rest])
+        if source.rest is None:
+            return []
+        batches, _ = self._work.last_batches([source.rest])
         return [self._work.collated(batch, self._lane, self._taken.batches) for batch in batches]
 
 

@@ -71,7 +71,9 @@ class LaneMerger(Iterator[Any]):
         self._left_of_joined: int | None = None
         """Batches that come after the newest one, if that is of the rows left over by all lanes."""
         self._is_closed = False
-        self._schedule = work.plan.schedule(start) if work.plan.counted else None
+        self._schedule: Iterator[int] | None = None
+        if work.plan.counted:
+            self._schedule = work.plan.schedule(start)
         # No generator of ours may hold self: in a cycle it, and the workers, would wait for the garbage collector.
         self._close = weakref.finalize(self, executor.close)
         self._large_arrays = LargeArrays()
@@ -102,7 +104,9 @@ class LaneMerger(Iterator[Any]):
         counts = self.counts
         counts.taken += 1
         if more is not None:
-            counts.made = more if counts.made is None else counts.made + more
+            if counts.made is not None:
+                more = counts.made + more
+            counts.made = more
         return batch
 
     def _last(self, batch: Any, left: int) -> Any:

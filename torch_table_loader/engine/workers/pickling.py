@@ -108,5 +108,6 @@ def _rebuilt(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[
 
 def _args_of(error: BaseException) -> tuple[Any, ...]:
     """Return the arguments of an error; an OSError hides its file name from `args`."""
-    made_of: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
-    return tuple(made_of)
+    if isinstance(error, OSError):
+        return tuple(OSError.__reduce__(error)[1])
+    return tuple(error.args)

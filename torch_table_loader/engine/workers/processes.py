@@ -91,9 +91,12 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         working = [0.0] * slots
         while any(source is not None for source in sources):
             for slot, source in enumerate(sources):
+                if source is None:
+                    yield None
+                    continue
                 began = time.perf_counter()
                 try:
-                    message = None if source is None else next(source, None)
+                    message = next(source, None)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 the consumer raises it
                     yield _Message(lanes[slot], LaneMetrics(lanes[slot]), error=pickled_error(error))
                     return
@@ -118,13 +121,17 @@ class _WorkerLanes(IterableDataset[_Message | None]):
             batches = LaneBatches(work, lane, self._begun[lane], ahead, unit=work.block_batches)
             while (run := batches.next_run(work.block_batches)) is not None:
                 yield _Message(lane, batches.metrics, block=self._pack(*run))
-        rest = None if batches.rest is None else self._pack(batches.rest)
-        yield _Message(lane, batches.metrics, block=rest, done=True)
+        last = _Message(lane, batches.metrics, done=True)
+        if batches.rest is not None:
+            last.block = self._pack(batches.rest)
+        yield last
 
     def _pack(self, *parts: Rows) -> SharedBlock:
         if self._sender is None:
-            info = get_worker_info()
-            self._sender = SharedMemorySender(0 if info is None else info.id, self._marks)
+            info, number = get_worker_info(), 0
+            if info is not None:
+                number = info.id
+            self._sender = SharedMemorySender(number, self._marks)
         return self._sender.pack(self._work.codec, *parts)
 
 
@@ -230,7 +237,9 @@ class ProcessExecutor(LaneExecutor):
         if message.fetched is not None:
             self._fetched_by_worker[message.worker] = message.fetched
             self._fetched.become_sum(self._fetched_by_worker.values())
-        rows = None if message.block is None else self._receiver.unpack(self._work.codec, message.block)
+        rows: Rows | None = None
+        if message.block is not None:
+            rows = self._receiver.unpack(self._work.codec, message.block)
         if message.done:
             self._done[lane] = True
             self._rest[lane] = rows
@@ -387,6 +396,10 @@ def death_of(worker: Any) -> WorkerError:
             name = f"signal {-code}"
         how, hint = f"was killed by {name}", _HINTS.get(-code, "")
     else:
-        how, hint = f"ended with code {code}", _STARTING if code == 1 else ""
+        how, hint = f"ended with code {code}", ""
+        if code == 1:
+            hint = _STARTING
     message = f"worker process {worker.pid} {how} in the middle of the epoch"
-    return WorkerError(f"{message}; {hint}" if hint else message)
+    if hint:
+        message += f"; {hint}"
+    return WorkerError(message)

@@ -73,20 +73,27 @@ class SharedMemorySender:
     def pack(self, codec: RowsCodec[Any], *parts: Rows) -> SharedBlock:
         """Write consecutive runs of rows into a free slot or, if there is none, into separate memory."""
         slot = next((number for number, used in enumerate(self._marks.tolist()) if used == FREE), -1)
-        known = self._memory[slot] if slot >= 0 else None
+        known: torch.Tensor | None = None
+        if slot >= 0:
+            known = self._memory[slot]
         fresh: list[torch.Tensor] = []
 
         def allocate(num_bytes: int) -> torch.Tensor:
             if known is not None and known.numel() >= num_bytes:
                 return known[:num_bytes]
-            fresh.append(shared_bytes(num_bytes + (num_bytes // 4 if slot >= 0 else 0)))
+            room = num_bytes
+            if slot >= 0:
+                room += num_bytes // 4
+            fresh.append(shared_bytes(room))
             return fresh[0][:num_bytes]
 
         block = codec.pack(*parts, out=allocate)
+        made = next(iter(fresh), None)
         if slot >= 0:
             self._marks[slot] = FILLED
-            self._memory[slot] = fresh[0] if fresh else known
-        return SharedBlock(self._worker, slot, fresh[0] if fresh else None, block.num_rows, block.sizes)
+            if made is not None:
+                self._memory[slot] = made
+        return SharedBlock(self._worker, slot, made, block.num_rows, block.sizes)
 
 
 class SharedMemoryReceiver:

@@ -133,7 +133,9 @@ class ThreadExecutor(LaneExecutor):
         """Whether the tails of the lanes still have to be joined."""
         batches_of_lanes, self._ahead = begin_lanes(work, start)
         self._lanes = [_Lane(batches) for batches in batches_of_lanes]
-        self._prefetch = BLOCKS_AHEAD if prefetch is None and work.calls_functions else prefetch
+        self._prefetch = prefetch
+        if prefetch is None and work.calls_functions:
+            self._prefetch = BLOCKS_AHEAD
         self._lock = threading.RLock()  # the garbage collector may close this wherever it runs
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)
@@ -234,15 +236,21 @@ class ThreadExecutor(LaneExecutor):
                 if wanting:
                     lane = min(wanting, key=lambda lane: lane.waiting)
                     lane.busy = True
-                    room = None if self._prefetch is None else self._prefetch - lane.waiting
-                    return partial(self._read_on, lane, room)
+                    return partial(self._read_on, lane, self._room(lane))
                 self._work_wanted.wait()
             return None
 
-    def _has_room(self, lane: _Lane) -> bool:
+    def _room(self, lane: _Lane) -> int | None:
+        """Return how many batches of a lane may be made now; None: those of a read."""
         if self._prefetch is None:
+            return None
+        return self._prefetch - lane.waiting
+
+    def _has_room(self, lane: _Lane) -> bool:
+        room = self._room(lane)
+        if room is None:
             return len(lane.ready) < BLOCKS_AHEAD
-        return lane.waiting < self._prefetch
+        return room > 0
 
     def _last_job(self) -> Callable[[], None] | None:
         """When all lanes are read, one thread joins their tails."""
@@ -256,7 +264,8 @@ class ThreadExecutor(LaneExecutor):
         try:
             block = lane.batches.next_block(room)
         except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
-            error = None if self._stopped else caught  # nobody takes what ended because nobody waits
+            if not self._stopped:  # else nobody waits for it
+                error = caught
         with self._lock:
             lane.busy = False
             lane.error = error

@@ -115,7 +115,7 @@ class CutEpoch:
     def _mixed(self, lane: Runs, splits: int, windows: WindowSizes) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
         if not self.consumed.windows:
-            return interleaved(lane, splits, window)
+            return interleaved(lane, splits, windows)
         is_unit = lane.split >= len(self._live)
         plain = lane.take(np.flatnonzero(~is_unit))
         return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, windows)])

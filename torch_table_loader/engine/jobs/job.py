@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.codecs import Codecs
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, with_padding
+from torch_table_loader.engine.jobs.resolve import columns_of, refuse_nulls, with_padding
 from torch_table_loader.engine.jobs.walk import Walked
 from torch_table_loader.errors import ConfigError
 
@@ -161,8 +161,9 @@ class Job(Walked):
         Raises:
             TableError: names the column, a file, and the remedies.
         """
+        codec = self.codecs.of(self.schema, self.options)
         for table in self.tables.values():
-            codec_of(table, self.columns, columns_of(table, self.options), self.options)
+            refuse_nulls(table, codec, columns_of(table, self.options), self.options)
 
     def check_alone(self) -> None:
         """Refuse what a source of a mixture may be, and a job that is read itself may not.

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow.types as kinds
 
-from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import (
     Units,
@@ -17,7 +16,6 @@ from torch_table_loader.engine.jobs.resolve import (
     strategy_of,
     surveyed,
     with_mixing,
-    with_padding,
     with_windows,
 )
 from torch_table_loader.engine.jobs.stream_job import StreamJob
@@ -110,7 +108,6 @@ def open_stream(
     most = {"max_rows": read_rows, "max_bytes": options.memory}
     reader = table.reader(columns, options.filters, row_ids=ids, stage=stage, encoded=encoded, **most)
     schema = delivered(table, reader.schema, options)
-    make_codec(with_padding(schema, planner.topology), TypePolicy.of(options))
     stores = [table.storage, *([] if cache is None else [cache])]
     job = StreamJob(
         options=options,
@@ -130,7 +127,8 @@ def open_stream(
         stage=stage,
         fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
     )
-    planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
+    job.codecs.of(job.schema, options)  # what cannot come out or be planned is refused here, not in the first epoch
+    planner.plan(planner.start(0), ranks.rank)
     refuse_beyond_memory(job)
     return job
 

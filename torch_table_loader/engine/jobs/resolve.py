@@ -92,9 +92,18 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
         TableError: one in which a null is an error, and statistics prove one.
     """
     codec = make_codec(schema, TypePolicy.of(options))
+    refuse_nulls(table, codec, columns, options)
+    return codec
+
+
+def refuse_nulls(table: Table, codec: RowsCodec[Any], columns: Sequence[str], options: LoaderOptions) -> None:
+    """Refuse those of a table's columns in which a null is an error, and statistics prove one.
+
+    Raises:
+        TableError: names the column, a file, and the remedies.
+    """
     if options.filters is None:
         table.refuse_nulls(codec.null_sensitive & frozenset(columns))
-    return codec
 
 
 def delivered(table: Table, schema: pa.Schema, options: LoaderOptions) -> pa.Schema:

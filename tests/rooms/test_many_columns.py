@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.orc
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
+from tests.tables.reading import all_batches, inspect, write_parquet
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 from torch_table_loader.batching import codec, types
 from torch_table_loader.batching.policy import TypePolicy
@@ -146,6 +148,36 @@ def test_a_loader_of_few_of_many_columns_makes_few_calls(tmp_path: Path) -> None
     many = calls_of(FEW * TIMES, of_parquet, lambda _: options, tmp_path / "many")
     assert many < 1.05 * TIMES * few, (few, many)
     assert many < calls_of(FEW * TIMES, of_parquet, lambda _: {}, tmp_path / "all") / 2
+
+
+def calls_to_read(groups: int, root: Path) -> int:
+    """Calls to read row groups of 40 columns, of which pyarrow decodes four at a time."""
+    root.mkdir()
+    table = pa.table({f"c{n}": pa.array(np.arange(100 * groups), pa.int64()) for n in range(40)})
+    file = write_parquet(root / "a.parquet", table, 100)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    meta = inspect(file)
+    before = sys.getprofile()
+    with small_sizes(parquet_values=400):
+        sys.setprofile(count)
+        try:
+            read = all_batches(file, meta, table.column_names, max_rows=100)
+        finally:
+            sys.setprofile(before)
+    assert pa.Table.from_batches(read).equals(table)
+    return calls
+
+
+def test_a_row_group_takes_few_calls_a_column(tmp_path: Path) -> None:
+    """What is known of the columns of a file is not looked up again: calls hold Python's lock, decoding does not."""
+    calls_to_read(1, tmp_path / "first")
+    few, many = calls_to_read(10, tmp_path / "few"), calls_to_read(50, tmp_path / "many")
+    assert many - few < 3.2 * 40 * 40, (few, many)
 
 
 def objects_of(columns: int, root: Path) -> int:

@@ -11,6 +11,7 @@ import argparse
 import json
 import shutil
 import sys
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,15 @@ def write_lake(root: Path, num_rows: int, catalog_config: dict[str, str] | None 
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     config = catalog_config or {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"file://{root}"}
-    catalog = load_catalog("demo", **config)
-    try:
-        catalog.create_namespace("demo")
-    except NamespaceAlreadyExistsError:
-        catalog.drop_table(CLICKS)
-        catalog.drop_table(HOLDOUT)
     *days, held_out = (_dated(day_of_clicks(day, num_rows), day) for day in range(DAYS + 1))
-    table = _write_main(catalog, days)
-    _write_branch(table, days)
-    catalog.create_table(HOLDOUT, held_out.schema, properties=_PROPERTIES).append(held_out)
+    with closing(load_catalog("demo", **config)) as catalog:
+        try:
+            catalog.create_namespace("demo")
+        except NamespaceAlreadyExistsError:
+            catalog.drop_table(CLICKS)
+            catalog.drop_table(HOLDOUT)
+        _write_branch(_write_main(catalog, days), days)
+        catalog.create_table(HOLDOUT, held_out.schema, properties=_PROPERTIES).append(held_out)
     np.save(root / LIVE, np.concatenate([_live(rows, day) for day, rows in enumerate(days)]))
     (root / CATALOG).write_text(json.dumps({"name": "demo", **config}))
     stamp.write_text(str(root))
@@ -140,7 +140,8 @@ def _live(rows: pa.Table, day: int) -> np.ndarray[Any, Any]:
 def describe(root: Path) -> str:
     """Say in a few lines what the table is."""
     config = json.loads((root / CATALOG).read_text())
-    table = load_catalog(**config).load_table(CLICKS)
+    with closing(load_catalog(**config)) as catalog:
+        table = catalog.load_table(CLICKS)
     head = table.snapshot_by_name(BRANCH)
     if head is None or head.summary is None:
         raise RuntimeError(f"the table has no branch {BRANCH}")

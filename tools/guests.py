@@ -31,17 +31,17 @@ LATER = {
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
         *("engine.jobs.mixed_sources", "engine.jobs.mixture_calls", "engine.jobs.mixture_record"),
         "engine.jobs.mixed_turns",
-        "engine.work.mixed_stream_work",
+        *("engine.work.mixed_items", "engine.work.mixed_stream_work"),
         *(
             "engine.work.source_form",
             "planning.dealing",
+            "planning.mixed_samples",
             "planning.mixed_stages",
             "planning.mixture",
             "planning.quotas",
             "planning.rounds",
         ),
     ),
-    "order": (*("engine.row_weights", "planning.growth", "planning.weighted_rows"),),
 }
 """The modules of guests that do not come off yet."""
 
@@ -133,7 +133,7 @@ BESIDE = {
                 "tests/rooms/test_rest_client.py",
                 "tests/fuzz/test_damaged_iceberg.py",
             ),
-            "tests/torch/test_mixed_iceberg.py",
+            *("tests/products/test_*_of_iceberg.py", "tests/torch/test_mixed_iceberg.py"),
         ),
         ("catalogs", "iceberg"),
     ),
@@ -145,7 +145,8 @@ BESIDE = {
             "tests/far/test_store_remote.py::test_windows_deliver_the_order_and_join_neighbours",
         ),
         (
-            *("tests/far/*.py", "tests/servers/simulated.py", "tests/servers/buckets.py"),
+            *("tests/far/*.py", "tests/products/test_*_of_far.py"),
+            *("tests/servers/simulated.py", "tests/servers/buckets.py"),
             *("tests/fuzz/store_cases.py", "tests/fuzz/test_damaged_stores.py"),
             *("tests/torch/test_disk_cache.py", "tests/torch/test_fetching.py", "tests/torch/test_leaving_far.py"),
             *("tests/text/test_packed_far.py", "tests/torch/test_read_ahead.py", "tests/torch/test_rows_url.py"),
@@ -201,6 +202,21 @@ BESIDE = {
         (),
         ("tests/torch/test_budget_streams.py",),
         (),
+    ),
+    "order": Beside(
+        "import pyarrow as pa\n"
+        "from torch_table_loader import StructuredDataset\n"
+        'StructuredDataset.from_arrow(pa.table({"x": [1]}), shuffle="rows", weights="x")',
+        (
+            "tests/order/test_weights.py::test_repeats_say_how_often_each_row_comes",
+            "tests/order/test_grown_order.py::test_old_rows_keep_their_order_and_new_rows_follow",
+        ),
+        ("tests/order/*.py", "tests/products/test_weights_of_*.py"),
+        ("weights",),
+        shared=(
+            "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[rows by weight",
+            "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[a mixture that draws by weight",
+        ),
     ),
     "text": Beside(
         "import pyarrow as pa\n"

@@ -83,7 +83,8 @@ class TableDataset(RankDataset):
         with plan_check:
             source = find(options, plan_check)
             job = open_at(source)
-            plan_check.check({**job.compared, **asdict(job.topology)})
+            if plan_check.compares:
+                plan_check.check({**job.compared, **asdict(job.topology)})
         self._opening: Opening | None = opening
         self._travel = TimeTravel(source, open_at)
         super().__init__(job, plan_check, self._travel)

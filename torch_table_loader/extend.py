@@ -29,7 +29,6 @@ from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.strategies import resolve_strategy
-from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
 from torch_table_loader.read.formats import FORMATS, reader_for
 from torch_table_loader.records import (
     DataFile,
@@ -49,6 +48,7 @@ from torch_table_loader.units import parse_bytes
 if TYPE_CHECKING:
     from torch_table_loader import table_formats
     from torch_table_loader.far.requests import plan_pieces
+    from torch_table_loader.order.weighted_rows import WeightedRows, WeightSums, cumulate
     from torch_table_loader.planning.value_sums import ValueSums
     from torch_table_loader.text.packing import Packer, packer_of
 
@@ -111,6 +111,9 @@ __all__ = [
 _LAZY = {
     "Packer": "text.packing",
     "ValueSums": "planning.value_sums",
+    "WeightSums": "order.weighted_rows",
+    "WeightedRows": "order.weighted_rows",
+    "cumulate": "order.weighted_rows",
     "packer_of": "text.packing",
     "plan_pieces": "far.requests",
     "table_formats": "",

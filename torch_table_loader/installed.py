@@ -58,6 +58,7 @@ GUESTS = {
     "orc": Guest("ORC", ("formats.orc",)),
     "tensorproto": Guest("tensor shards of ONNX", ("formats.tensorproto",)),
     "text": Guest("packing", ("text",)),
+    "order": Guest("weights or growth of rows", ("order",)),
     "budgets": Guest("batches by budget in streams", ("budgets",)),
     "statistics": Guest("statistics of columns", ("engine.measuring", "planning.value_sums")),
 }

@@ -438,15 +438,15 @@ class LoaderIterator(Iterator[B_co]):
         self._error: BaseException | None = None
         self._raised_in: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """The threads in which the error was raised."""
-        work, longest = self._start(start)
-        resumed, servers = start != job.start(start.epoch), threads_of_lanes(work.lanes)
-        self.progress = Progress(start, work, self._merger.counts, longest, began, resumed=resumed, servers=servers)
+        work = self._start(start)
+        resumed = start != job.start(start.epoch)
+        self.progress = Progress(start, work, self._merger.counts, began, resumed=resumed)
 
     def go_on(self, position: Position) -> None:
         """Drop what was read ahead, and continue at another position; the caller holds the lock."""
         self._merger.close()
-        work, longest = self._start(position)
-        self.progress.go_on(position, work, self._merger.counts, longest)
+        work = self._start(position)
+        self.progress.go_on(position, work, self._merger.counts)
         if self._position.newest is self.progress:
             self._loader.remainder = self._plan.real_at_end
 
@@ -462,7 +462,7 @@ class LoaderIterator(Iterator[B_co]):
             self._position.newest = self.progress
             self.go_on(self._position.begin())
 
-    def _start(self, position: Position) -> tuple[LaneWork, int | None]:
+    def _start(self, position: Position) -> LaneWork:
         job, options, start = self._job, self._job.options, position.stage.steps
         work = job.work(position)
         self._merger = LaneMerger(work, executor_of(job, work, start, self._loader._pool), start)
@@ -476,7 +476,7 @@ class LoaderIterator(Iterator[B_co]):
             self._next = moved(self._merger, device)
         if options.show_progress:
             self._next = with_bars(self._next, work, self._merger.counts, start, options)
-        return work, job.planned(position).longest
+        return work
 
     def __next__(self) -> B_co:
         """Return the next batch."""
@@ -577,7 +577,7 @@ class LoaderIterator(Iterator[B_co]):
             self._changes, before = self._asked.changes, position
             if (position := self._job.current(before)) is not before:
                 self.go_on(position)
-        self._position.check_weights(position, begins=begins)
+        self._position.check_asked(position, begins=begins)
 
     def _was_last(self) -> bool:
         """Whether the last batch was yielded; if rows are not counted, one batch is read ahead to find out."""

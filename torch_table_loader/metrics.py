@@ -245,33 +245,21 @@ class Leg:
 class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
-    def __init__(
-        self,
-        position: Position,
-        work: LaneWork,
-        counts: Counts,
-        longest: int | None,
-        began: float,
-        *,
-        resumed: bool,
-        servers: int,
-    ) -> None:
+    def __init__(self, position: Position, work: LaneWork, counts: Counts, began: float, *, resumed: bool) -> None:
         """Begin to count.
 
         Args:
-            longest: steps of the rank that takes most; None if nobody knows.
             began: when, before the lanes did; as `time.perf_counter` says it.
             resumed: whether that was inside an epoch.
-            servers: threads or processes that serve the lanes.
         """
         self.resumed = resumed
-        self._servers = servers
+        self._servers = work.servers
         self._began = began
-        self.leg = Leg(position, work.plan, cache(work.planned_files), counts, longest)
+        self.leg = Leg(position, work.plan, cache(work.planned_files), counts, work.longest)
 
-    def go_on(self, position: Position, work: LaneWork, counts: Counts, longest: int | None) -> None:
+    def go_on(self, position: Position, work: LaneWork, counts: Counts) -> None:
         """Count on from a position that changed while batches were taken."""
-        self.leg = Leg(position, work.plan, cache(work.planned_files), counts, longest, self.metrics())
+        self.leg = Leg(position, work.plan, cache(work.planned_files), counts, work.longest, self.metrics())
 
     def now(self, ahead: int = 0) -> Position:
         """Return where the job is; where it was, if some batches were taken ahead since the leg began."""

@@ -130,7 +130,8 @@ class MixedDataset(RankDataset):
             kind: Any = MixedStreams if any(isinstance(job, StreamJob) for job in jobs.values()) else MixedRows
             mixture: MixedJob = kind.of(jobs, asked, ranks, first, rule, block, unit)
             job = with_schedule(mixture, by_step)
-            plan_check.check({**job.compared, **asdict(job.topology)})
+            if plan_check.compares:
+                plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
 

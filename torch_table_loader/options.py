@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import pairwise
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, Self, cast, get_args
@@ -91,9 +91,9 @@ def _option(
     return field(default=default, repr=shown, metadata={"about": About(group, check, mixture, form)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of all datasets; each field is a keyword argument."""
+    """The options of all datasets; each field is a keyword argument. What follows from them is worked out once."""
 
     batch_size: int | Budget = _option(1024, BATCHES, checks.batch_size, mixture="job")
     """Rows per batch on this rank; or a `Budget` of tokens; see
@@ -254,10 +254,10 @@ class LoaderOptions:
     state's own snapshot, or refuse the state if the table has no snapshots; see docs/growing.md."""
 
     def __post_init__(self) -> None:
-        """Check every option, and then those that depend on each other."""
+        """Check every option that is not its default, and then those that depend on each other."""
         for entry in fields(self):
             value, check = getattr(self, entry.name), entry.metadata["about"].check
-            if check is not None and not (value is None and entry.default is None):
+            if check is not None and value is not entry.default:
                 object.__setattr__(self, entry.name, check(entry.name, value))
         for check_together in _TOGETHER:
             check_together(self)
@@ -298,7 +298,7 @@ class LoaderOptions:
         """How worker processes start; None: as multiprocessing does."""
         return None if self.worker_type in ("thread", "process") else self.worker_type  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def samples(self) -> Samples:
         """What a batch counts."""
         indexed = self.shuffle == "rows"
@@ -328,23 +328,21 @@ class LoaderOptions:
 
     def with_checked(self, **values: Any) -> Self:
         """Return these options with other values that fit all the rest, so that nothing is checked again."""
-        made = copy(self)
-        for name, value in values.items():
-            object.__setattr__(made, name, value)
+        made = object.__new__(type(self))
+        vars(made).update({entry.name: getattr(self, entry.name) for entry in fields(self)} | values)
         return made
 
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return the options as they are for a table with some columns."""
         if self.pack is None:
             return self
-        return replace(self, pack=self.pack.of_columns(names))
+        return self.with_checked(pack=self.pack.of_columns(names))
 
     def of_length(self, length: int) -> Self:
         """Return the options with samples of one width."""
-        own = None if self.pack is None else self.pack.of_length(length)
-        if own is self.pack:
+        if self.pack is None or (own := self.pack.of_length(length)) is self.pack:
             return self
-        return replace(self, pack=own)
+        return self.with_checked(pack=own)
 
     @property
     def batch_rows(self) -> int:
@@ -360,7 +358,7 @@ class LoaderOptions:
         asked = {LENGTH: self.samples.lengths, "global_batch_size": self.global_batch_size}
         return {name: value for name, value in asked.items() if isinstance(value, Schedule)}
 
-    @property
+    @cached_property
     def column_names(self) -> Sequence[str] | None:
         """The columns that are read, in order; None for all."""
         return names_of(self.columns)
@@ -430,7 +428,7 @@ class LoaderOptions:
             return RowStore()
         return as_row_store(self.row_store)
 
-    @property
+    @cached_property
     def remote(self) -> RemoteOptions:
         """How files of stores are read, as `storage_options` says it."""
         return RemoteOptions.of(self.storage_options)
@@ -513,8 +511,9 @@ def _check_files(options: LoaderOptions) -> None:
 
 def _check_cache(options: LoaderOptions) -> None:
     remote = options.remote
-    far_rows = "://" in str(options.rows_kept.place)  # these are fetched all the same
-    if remote.cache_dir is not None and remote.read_ahead_bytes == 0 and not far_rows:
+    if remote.cache_dir is None or remote.read_ahead_bytes != 0:
+        return
+    if "://" not in str(options.rows_kept.place):  # far rows are fetched all the same
         raise ConfigError(
             "storage_options: cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches "
             "nothing ahead; leave one of the two out"

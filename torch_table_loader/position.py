@@ -279,8 +279,9 @@ class JobPosition:
         self._begin(position)
         if self._plan_check is not None:
             self._plan_check.raise_if_others_wait()
-            start = _compared(self.job, position) if continues and self.job.counted else None
-            self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
+            if self._plan_check.compares:
+                start = _compared(self.job, position) if continues and self.job.counted else None
+                self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
         return position
 
     def seek(self, position: Position, job: Job | None = None) -> None:
@@ -398,15 +399,10 @@ class JobPosition:
             job.refuse_nulls()
         self.seek(position, job)
 
-    def check_weights(self, position: Position, *, begins: bool) -> None:
-        """Compare a mixture's weights with the other ranks.
-
-        Args:
-            position: the position from which they apply.
-            begins: whether an iterator yields its first batch, rather than that the weights were changed.
-        """
+    def check_asked(self, position: Position, *, begins: bool) -> None:
+        """Compare what the caller asks of epochs that run with the other ranks; see `PlanCheck.check_asked`."""
         if self._plan_check is not None:
-            self._plan_check.check_weights(position, begins=begins)
+            self._plan_check.check_asked(position, begins=begins)
 
     def of_all_ranks(self, own: Callable[[], dict[str, NDArray[np.int64]]]) -> dict[str, NDArray[np.int64]]:
         """Return the row ids of all ranks of the process group; see `PlanCheck.union`."""

@@ -194,8 +194,11 @@ class PlannedRead(NamedTuple):
 
 
 def in_order(plans: Iterable[Iterator[PlannedRead]]) -> Iterator[PlannedRead]:
-    """Merge the reads of lanes in the order in which their rows are delivered, since lanes take turns."""
-    return heapq.merge(*plans, key=lambda read: (read.rows_before, read.lane))
+    """Merge the reads of lanes in the order in which their rows are delivered, since lanes take turns.
+
+    Nothing is asked of the lanes before the first read is.
+    """
+    yield from heapq.merge(*plans, key=lambda read: (read.rows_before, read.lane))
 
 
 class Fetcher(Protocol):

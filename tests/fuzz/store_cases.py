@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import torch.utils.data  # noqa: F401 - imported here, once, and not in each case
 
 import torch_table_loader.engine.jobs.table_rows
-import torch_table_loader.engine.row_weights
 import torch_table_loader.far.remote
+import torch_table_loader.order.row_weights
 import torch_table_loader.text.packed_items
 import torch_table_loader.text.packed_work  # noqa: F401
 from tests.fuzz.cases import Rows

@@ -5,10 +5,6 @@ Each goes with the step of the rebuild that no longer needs it, and none comes.
 
 _TABLE = """
 cli.writing: text.token_table
-engine.jobs.table_rows: engine.row_weights planning.growth planning.mixture planning.weighted_rows
-engine.work.indexed_work: planning.mixture planning.weighted_rows
-planning.mixture: planning.weighted_rows
-planning.stages: planning.mixture
 """
 """Modules, and the modules of guests that each imports and that its own guest does not have."""
 

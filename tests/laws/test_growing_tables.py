@@ -14,8 +14,7 @@ from tests.generators import HalvesV2
 from tests.strategies import cutters, table, topologies
 from tests.tables.planned import World
 from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy
-from torch_table_loader.extend import Permutation, Remaining, Topology, derive_key
-from torch_table_loader.planning.growth import FileRows, GrownOrder
+from torch_table_loader.extend import Topology
 from torch_table_loader.planning.stages import Extent, StreamPosition
 
 files = st.tuples(st.integers(0, 4), st.lists(st.integers(0, 20), max_size=4))
@@ -155,27 +154,3 @@ def test_the_state_describes_earlier_tables_and_round_trips() -> None:
     assert StreamPosition.of_history(position.epoch, position.history()) == position
     grown_again = position.before_growth(Extent(8, 3, "cd")).on(two)
     assert grown_again.extents == (Extent(7, 2, "ab"), Extent(8, 3, "cd"))
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(added=st.lists(files, min_size=1, max_size=8), seed=st.integers(0, 3), data=st.data())
-def test_old_rows_keep_their_order_and_new_rows_follow(
-    added: list[tuple[int, list[int]]], seed: int, data: st.DataObject
-) -> None:
-    counts = np.array([sum(groups) for _, groups in added], dtype=np.int64)
-    live_starts = np.concatenate(([0], np.cumsum(counts)))
-    total = int(live_starts[-1])
-    gone = np.array(sorted(data.draw(st.sets(st.integers(0, total - 1), max_size=5))) if total else [], dtype=np.int64)
-    tables = [np.flatnonzero([since <= version for since, _ in added]) for version in range(5)]
-    order = GrownOrder.of(live_starts, tables, gone, seed, epoch=1)
-    whole = order.take(np.arange(order.num_rows))
-    assert sorted(whole.tolist()) == sorted(set(range(total)) - set(gone.tolist()))
-    old = tables[0]
-    rows = FileRows(live_starts, old)
-    before = Remaining(int(counts[old].sum()), rows.rows(gone))
-    key = derive_key(seed, 1, "rows")
-    first = before.select(Permutation(before.num_rows, key).slice(0, before.num_rows))
-    assert whole[: before.num_rows].tolist() == rows.places(first).tolist()
-    for version in range(1, 5):
-        shorter = GrownOrder.of(live_starts, tables[:version], gone, seed, epoch=1)
-        assert whole[: shorter.num_rows].tolist() == shorter.take(np.arange(shorter.num_rows)).tolist()

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.store.gather import copies_lists, take_lists
+from torch_table_loader.arrow.arrays import copies_lists, take
+from torch_table_loader.store.gather import take_lists
 from torch_table_loader.testing import small_sizes
 
 ITEMS = (pa.int8(), pa.int16(), pa.int32(), pa.float64(), pa.timestamp("us"), pa.decimal128(9, 2), pa.date32())
@@ -44,6 +45,10 @@ def test_rows_of_lists_equal_those_taken_by_pyarrow(
     found.validate(full=True)
     assert found.type == kind
     assert found.equals(pa.concat_arrays(arrays).take(pa.array(places)))
+    for array, own, _ in parts:
+        again = take(array, pa.array(own))
+        again.validate(full=True)
+        assert again.equals(array.take(pa.array(own)))
 
 
 def lists(rng: np.random.Generator, kind: Any, size: int, most: int, nulls: float) -> pa.Array:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.strategies import row_topologies
 from torch_table_loader.extend import Exclusions, ExclusionVersions, Mixture, Remaining, SourceOrder, Topology
-from torch_table_loader.planning.stages import SamplePosition, Stage
+from torch_table_loader.planning.mixed_samples import MixedRowsPosition
+from torch_table_loader.planning.stages import Stage
 from torch_table_loader.schedules import StopWord
 
 SEED = 11
@@ -47,37 +48,37 @@ def sources(draw: st.DrawFn) -> Sources:
     return Sources(rows, gone)
 
 
-def start(tables: Sources, weights: dict[str, float], epoch: int, block: int, stop: StopWord) -> SamplePosition:
+def start(tables: Sources, weights: dict[str, float], epoch: int, block: int, stop: StopWord) -> MixedRowsPosition:
     mixture = Mixture.of(weights, SEED, epoch, block)
     rows = {name: tables.left[name] for name in mixture.names}
     versions = {name: ExclusionVersions(*2 * [Exclusions(np.array(sorted(tables.gone[name])))]) for name in tables.rows}
     stage = Stage(Topology(1, 1, 1))
-    begun = SamplePosition(epoch, stage, mixture=mixture, rows=rows, exclusions=versions)
+    begun = MixedRowsPosition(epoch, stage, mixture=mixture, rows=rows, exclusions=versions)
     return replace(begun, total=begun.ending(stop)[1])
 
 
-def delivered(cursor: SamplePosition, steps: int) -> tuple[list[int], bool]:
+def delivered(cursor: MixedRowsPosition, steps: int) -> tuple[list[int], bool]:
     """Return the places of all ranks in some steps, in order, without padding; and whether a tail was dropped."""
     found: list[int] = []
     ranks = [cursor.batches(rank) for rank in range(cursor.stage.topology.num_ranks)]
     for step in range(min(steps, ranks[0].longest)):
         taken = [ranks[rank].step(step) for rank in range(len(ranks)) if step < ranks[rank].steps]
         for places, real in taken:
-            assert ((places >= cursor.mixed.shares.start) & (places < cursor.total)).all()
+            assert ((places >= cursor.mixture.shares.start) & (places < cursor.total)).all()
             assert real == len(places) or cursor.stage.topology.marks_padding
         found += sorted(place for places, real in taken for place in places[:real].tolist())
     dropped = bool(ranks[0].longest) and steps >= ranks[0].longest and cursor.stage.topology.drop_last
     return found, dropped
 
 
-def told(cursor: SamplePosition, tables: Sources, places: list[int]) -> list[tuple[str, int]]:
+def told(cursor: MixedRowsPosition, tables: Sources, places: list[int]) -> list[tuple[str, int]]:
     """Turn places into sources and rows."""
-    source, turn = cursor.mixed.take(np.array(places, dtype=np.int64))
+    source, turn = cursor.mixture.take(np.array(places, dtype=np.int64))
     rows = np.empty_like(turn)
-    for number, name in enumerate(cursor.mixed.names):
+    for number, name in enumerate(cursor.mixture.names):
         own = source == number
         rows[own] = SourceOrder(tables.remaining(name), SEED, name, cursor.epoch).take(turn[own])
-    return [(cursor.mixed.names[s], row) for s, row in zip(source.tolist(), rows.tolist(), strict=True)]
+    return [(cursor.mixture.names[s], row) for s, row in zip(source.tolist(), rows.tolist(), strict=True)]
 
 
 @settings(max_examples=examples(75))
@@ -99,25 +100,25 @@ def test_a_chain_of_topologies_and_weights_repeats_and_skips_nothing(
     for topology, steps, new in [*chain, (Topology(1, 1, 13), 10**9 if stop != "forever" else 9, None)]:
         if new is not None and cursor.consumed < cursor.total:
             cursor = replace(cursor, rows={name: tables.left[name] for name in new}).reweighted(new, stop)
-            taken = {name: rows for name, rows in taken.items() if name in cursor.mixed.names}
+            taken = {name: rows for name, rows in taken.items() if name in cursor.mixture.names}
         cursor = cursor.on(topology)
         places, dropped = delivered(cursor, steps)
         assert places == list(range(consumed, consumed + len(places))), "the job goes on with the very next place"
         for name, row in told(cursor, tables, places):
             taken.setdefault(name, []).append(row)
-        runs.append((cursor.mixed, consumed, consumed + len(places)))
+        runs.append((cursor.mixture, consumed, consumed + len(places)))
         cursor = cursor.after(min(steps, cursor.batches(0).longest))
         consumed = cursor.consumed
         assert dropped or consumed == runs[-1][2]
         for name, rows in taken.items():
             repeats_no_row_before_it_wraps(rows, tables, name)
-            if stop == "first_exhausted" and cursor.mixed.weights[name]:
+            if stop == "first_exhausted" and cursor.mixture.weights[name]:
                 assert len(rows) <= tables.left[name]
         if dropped:
             break
     keeps_its_shares(runs)
     if stop == "all_exhausted" and not dropped:
-        wanted = [name for name, weight in cursor.mixed.weights.items() if weight]
+        wanted = [name for name, weight in cursor.mixture.weights.items() if weight]
         assert all(set(taken[name]) == set(range(tables.rows[name])) - tables.gone[name] for name in wanted)
 
 

@@ -323,6 +323,16 @@ def test_options_are_passed_only_to_their_places() -> None:
     assert given("/lake/t", "https://new/x", overrides=(("/a/", "https://new/"),)) == set(options)
 
 
+def test_the_place_of_a_file_is_resolved_once(tmp_path: Path) -> None:
+    """However often its file is checked, opened and asked for its version."""
+    locate.cache_clear()
+    made = table(tmp_path)
+    list(IcebergDataset.create_dataloader(metadata_location=made.metadata, num_workers=0)[0])
+    asked = locate.cache_info()
+    assert asked.hits > 0
+    assert asked.misses == asked.currsize <= len([path for path in tmp_path.rglob("*") if path.is_file()]) + 2
+
+
 @pytest.mark.parametrize("entry", ["bucket", "s3://", "https://me:hunter2@host", "https://host/?sig=hunter2", "http:x"])
 def test_invalid_locations_are_refused(tmp_path: Path, entry: str) -> None:
     with pytest.raises(ConfigError, match="allow_locations must hold URLs") as refused:

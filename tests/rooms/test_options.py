@@ -14,7 +14,7 @@ from torch_table_loader import ConfigError, IcebergDataset, LoaderOptions, Mixed
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import parse_bytes
 from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
-from torch_table_loader.options import defaults, meanings
+from torch_table_loader.options import ABOUT, defaults, meanings
 
 PROMISED = {
     "batch_size": 1024,
@@ -93,6 +93,13 @@ def test_a_cache_that_could_hold_nothing_is_refused() -> None:
     for ahead, kept in ((1, {}), (0, far)):
         options = LoaderOptions(storage_options={"cache_dir": "cache", "read_ahead_bytes": ahead}, **kept)
         assert (options.remote.cache_dir, options.remote.read_ahead_bytes) == ("cache", ahead)
+
+
+@pytest.mark.parametrize("name", [name for name, default in defaults().items() if default is not None])
+def test_a_default_passes_its_check_as_it_is(name: str) -> None:
+    """For it is not checked where the caller leaves the option out."""
+    check = ABOUT[name].check
+    assert check is None or check(name, defaults()[name]) is defaults()[name]
 
 
 def test_options_are_frozen_and_pickle() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.text import token_rows
-from torch_table_loader.text.token_rows import runs_of
+from torch_table_loader.arrow import copied_runs
+from torch_table_loader.arrow.copied_runs import runs_of
 
 KINDS = ["int32", "uint8", "uint16", "int64", "float16", "bool"]
 
@@ -38,7 +38,7 @@ def test_runs_are_what_they_are_in_the_joined_chunks(
     inside = rng.integers(0, np.array(sizes)[chunk])
     length = rng.integers(0, np.array(sizes)[chunk] - inside + 1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(token_rows, "_VIEWED_BYTES", block)
+        patched.setattr(copied_runs, "_VIEWED_BYTES", block)
         found = runs_of(chunks, starts[chunk] + inside, length)
     wanted: list[Any] = [chunks[c][i : i + n] for c, i, n in zip(chunk, inside, length, strict=True)]
     assert found.dtype == np.dtype(kind)

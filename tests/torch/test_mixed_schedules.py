@@ -218,9 +218,9 @@ class Job:
         found: list[str] = []
         for stage, end in zip(stages, ends, strict=True):
             places = np.arange(stage.start, end)
-            names = stage.weights[1]
+            names = stage.asked.value
             numbers = (
-                stage.mixed.take(places).source if hasattr(stage, "mixed") else stage.deal.sources(places - stage.start)
+                stage.mixture.take(places).source if hasattr(stage, "mixture") else stage.deal.sources(places - stage.start)
             )
             found += [list(names)[number] for number in numbers.tolist()]
         return found

@@ -52,7 +52,8 @@ def test_a_state_of_version_1_becomes_the_one_that_is_written_now(name: str) -> 
 @daily(6)
 def test_any_edit_of_a_state_is_read_or_refused_in_words(entry: dict[str, Any]) -> None:
     state: State = entry["state"]
-    has_ended = "on a rank that had ended" in entry.get("refused", "")
+    knows_the_end = bool(state.get("mixture"))  # the tables of others say it, when a job loads the state
+    has_ended = knows_the_end and "on a rank that had ended" in entry.get("refused", "")
     with pytest.raises(ResumeError, match="had ended") if has_ended else nullcontext():
         read_state(state)
     for _, other in changes_of(state):

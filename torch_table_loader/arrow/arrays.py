@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.copied_runs import COPIED_BYTES, copied_runs
 from torch_table_loader.arrow.datatypes import ElementType, is_list_view, plain_type
 
 if TYPE_CHECKING:
@@ -63,10 +64,7 @@ def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def take_rows(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
     """Return rows of a batch of any types, by their places, which are not checked."""
-    try:
-        return pc.take(batch, places, boundscheck=False)
-    except pa.ArrowNotImplementedError:
-        return pa.RecordBatch.from_arrays([take(each, places) for each in batch.columns], schema=batch.schema)
+    return pa.RecordBatch.from_arrays([take(each, places) for each in batch.columns], schema=batch.schema)
 
 
 def take(array: pa.Array, places: pa.Array) -> pa.Array:
@@ -75,12 +73,56 @@ def take(array: pa.Array, places: pa.Array) -> pa.Array:
     >>> take(pa.array(["a", "b"], pa.string_view()), pa.array([1, 1])).to_pylist()
     ['b', 'b']
     """
+    if copies_lists(array.type) and _are_long(array):
+        return _taken_lists(array, places.to_numpy())
     try:
         return pc.take(array, places, boundscheck=False)
     except pa.ArrowNotImplementedError:  # of views and run-ends, which Arrow casts and joins
         if not pt.is_nested(array.type):
             return encoded(pc.take(plain(array), places, boundscheck=False), array.type)
         return pa.concat_arrays([array.slice(0, 0), *(array.slice(place, 1) for place in places.to_pylist())])
+
+
+def copies_lists(kind: pa.DataType) -> bool:
+    """Return whether lists of a type are copied list by list: those with whole bytes for each value.
+
+    pyarrow copies value by value, which takes many times as long.
+
+    >>> copies_lists(pa.list_(pa.int32())), copies_lists(pa.list_(pa.string())), copies_lists(pa.list_(pa.bool_()))
+    (True, False, False)
+    """
+    if not (pt.is_list(kind) or pt.is_large_list(kind)):
+        return False
+    item = kind.value_type
+    return pt.is_primitive(item) and not pt.is_boolean(item)
+
+
+def stored_values(lists: pa.Array) -> NDArray[Any]:
+    """View the bytes of the values of lists that `copies_lists` accepts, as items of their width."""
+    num_bytes = lists.type.value_type.bit_width // 8
+    item = np.dtype(f"u{num_bytes}" if num_bytes <= 8 else f"V{num_bytes}")
+    buffer, values = lists.values.buffers()[1], lists.values
+    if buffer is None or not buffer.size:
+        return np.empty(0, item)
+    return np.frombuffer(buffer, item, len(values), values.offset * num_bytes)
+
+
+def _are_long(lists: pa.Array) -> bool:
+    """Whether it is worth copying lists as wholes; not if there is a null inside."""
+    num_bytes = len(lists.values) * lists.type.value_type.bit_width // 8
+    return num_bytes > COPIED_BYTES * len(lists) and not lists.values.null_count
+
+
+def _taken_lists(lists: pa.Array, places: NDArray[np.int64]) -> pa.Array:
+    offsets = offsets_of(lists).astype(np.int64)
+    begins = offsets.take(places)
+    lengths = offsets.take(places + 1) - begins
+    nulls = None
+    if lists.null_count:
+        nulls = null_mask(lists)[places]
+        lengths[nulls] = 0
+    values = copied_runs([stored_values(lists)], begins, lengths)
+    return lists_of(lists.type, lengths, values_from(lists.type.value_type, values), nulls)
 
 
 def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
@@ -95,15 +137,39 @@ def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
-def lists_of(kind: pa.DataType, lengths: NDArray[Any], values: pa.Array) -> pa.Array:
-    """Build lists of a type from their lengths and the values of all, without nulls.
+def values_from(kind: pa.DataType, stored: NDArray[Any]) -> pa.Array:
+    """View what `stored_values` returned as values of a type."""
+    return pa.Array.from_buffers(kind, len(stored), [None, pa.py_buffer(stored)])
+
+
+def refuse_too_many(kind: pa.DataType, values: int) -> None:
+    """Refuse more values than lists of a type can have in one array, before they are copied.
+
+    Raises:
+        pa.ArrowInvalid: there are more.
+    """
+    if not pt.is_large_list(kind) and values > np.iinfo(np.int32).max:
+        raise pa.ArrowInvalid(f"{values:,} values do not fit into one array of type {kind}")
+
+
+def lists_of(
+    kind: pa.DataType, lengths: NDArray[Any], values: pa.Array, nulls: NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """Build lists of a type from their lengths, the values of all, and which of them are null; None: none is.
+
+    Raises:
+        pa.ArrowInvalid: the values do not fit in one array.
 
     >>> lists_of(pa.list_(pa.int64()), np.array([2, 1]), pa.array([1, 2, 3])).to_pylist()
     [[1, 2], [3]]
     """
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
-    return pa.Array.from_buffers(kind, len(lengths), [None, pa.py_buffer(offsets)], null_count=0, children=[values])
+    refuse_too_many(kind, int(lengths.sum()))
+    offsets = np.zeros(len(lengths) + 1, np.int64 if pt.is_large_list(kind) else np.int32)
+    np.cumsum(lengths, dtype=offsets.dtype, out=offsets[1:])
+    valid = None
+    if nulls is not None:
+        valid = pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets)], children=[values])
 
 
 def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -26,6 +26,7 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import NewArray, joined, new_array
+from torch_table_loader.arrow.copied_runs import COPIED_BYTES, copied_runs
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.errors import MissingExtraError
 
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 _NEAR_BYTES = 1 << 20
 """A column of so many bytes stays in a core's second cache while rows are taken from it."""
-
-_TAKEN_ALONE = 32
-"""From so many values a list on, each list is copied by itself."""
 
 _LONG_LIST = 128
 """From so many values a row on, copying row by row is cheaper than a mask over the rectangle."""
@@ -182,16 +180,15 @@ class ListsKind(Kind):
 
     def take(self, parts: Sequence[Lists], indices: NDArray[np.int64], new: NewArray, near: NewArray) -> Lists:  # noqa: ARG002
         """Copy rows in the given order: long lists as wholes, short ones value by value."""
-        data = parts[0] if len(parts) == 1 else self.join(parts)
-        starts = data.offsets[:-1].take(indices).astype(np.int64, copy=False)
-        stops = data.offsets[1:].take(indices).astype(np.int64, copy=False)
-        lengths = stops - starts
+        chunks, begins = [_used(part) for part in parts], _joined_offsets(parts)
+        starts = begins.take(indices)
+        lengths = begins.take(indices + 1) - starts
         offsets = offsets_from(lengths)
-        if offsets[-1] > _TAKEN_ALONE * len(indices):
-            runs = [data.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-            return Lists(offsets, joined(runs))
+        if offsets[-1] * self.item.row_bytes > COPIED_BYTES * len(indices):
+            return Lists(offsets, copied_runs(chunks, starts, lengths))
         places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Lists(offsets, data.values.take(places, axis=0))
+        values = chunks[0] if len(chunks) == 1 else joined(chunks)
+        return Lists(offsets, values.take(places, axis=0))
 
     def join(self, parts: Sequence[Lists], new: NewArray = new_array) -> Lists:  # noqa: ARG002
         """Copy runs into one."""

@@ -59,7 +59,7 @@ class UnevenRows(Rows):
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the batches at `indices`."""
-        return cast("Self", self._codec.concat([self.slice(number, number + 1) for number in indices.tolist()]))
+        return cast("Self", self._codec.taken([self], indices))
 
     @override
     def cut(self, bounds: Sequence[int]) -> list[Any]:
@@ -98,6 +98,13 @@ class UnevenCodec(RowsCodec[UnevenRows]):
     def concat(self, parts: Sequence[UnevenRows]) -> UnevenRows:
         rows = self._codec.concat([part.rows for part in parts])
         return self.made(self, rows, offsets_from(_sizes_of(parts)))
+
+    @override
+    def taken(self, parts: Sequence[UnevenRows], order: Ints) -> UnevenRows:
+        begins = offsets_from(_sizes_of(parts))
+        bounds = offsets_from(np.diff(begins)[order])
+        rows = np.arange(bounds[-1]) + np.repeat(begins[order] - bounds[:-1], np.diff(bounds))
+        return self.made(self, self._codec.taken([part.rows for part in parts], rows), bounds)
 
     @override
     def pack(self, *parts: UnevenRows, out: Allocate | None = None) -> Block:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.arrow.arrays import take_rows
 from torch_table_loader.budgets.counts import BudgetCounts
 from torch_table_loader.engine.row_lengths import check_lengths, lengths_in
 from torch_table_loader.errors import TableError
@@ -134,15 +135,15 @@ class BatchesAsRows(RowStage):
         ends = np.cumsum(sizes)
         if self._order_key is not None and len(sizes):
             mixed = Permutation(len(sizes), self._order_key).take(np.arange(len(sizes)))
-            parts = np.split(order, ends[:-1])
-            order, sizes = np.concatenate([parts[number] for number in mixed.tolist()]), sizes[mixed]
+            begins, sizes = (ends - sizes)[mixed], sizes[mixed]
             ends = np.cumsum(sizes)
+            order = order[np.arange(len(order)) + np.repeat(begins - ends + sizes, sizes)]
         return len(sizes), partial(self._batches, batch, order, np.concatenate(([0], ends)).astype(np.int64))
 
     def _batches(self, batch: pa.RecordBatch, order: Ints, edges: Ints, start: int, stop: int) -> pa.RecordBatch:
         """Return some batches of a block, as lists of the rows that they hold."""
         edges = edges[start : stop + 1]
-        rows = batch.select(self._delivered(batch.schema)).take(pa.array(order[edges[0] : edges[-1]]))
+        rows = take_rows(batch.select(self._delivered(batch.schema)), pa.array(order[edges[0] : edges[-1]]))
         offsets, schema = pa.array(edges - edges[0]), self.schema(batch.schema)
         lists = [
             pa.LargeListArray.from_arrays(offsets, column, type=field.type)

@@ -98,6 +98,11 @@ class PlanCheck:
                 "init_process_group"
             )
 
+    @property
+    def compares(self) -> bool:
+        """Whether there are ranks with which this one compares what it plans."""
+        return self._store is not None
+
     def __enter__(self) -> Self:
         """Begin to plan."""
         return self
@@ -288,27 +293,26 @@ class PlanCheck:
                 if (told := str(self._store.get(f"{key}/verdict"), "utf-8")) != AGREED:
                     raise TableError(told)
 
-    def check_weights(self, position: Position, *, begins: bool) -> None:
-        """Compare a mixture's weights with those of the rank that was the first to take some there, without waiting.
+    def check_asked(self, position: Position, *, begins: bool) -> None:
+        """Compare what the caller asked for with the rank that was the first to say it there, without waiting.
 
         Args:
-            position: from where on they hold.
-            begins: whether an iterator gives its first batch; else the weights were changed.
+            position: from where on it holds.
+            begins: whether an iterator gives its first batch; else something else was asked for.
 
         Raises:
-            TableError: that rank takes others.
+            TableError: that rank was asked for something else.
         """
-        if self._store is None or (weighed := position.weights) is None:
+        if self._store is None or (asked := position.asked) is None:
             return
-        epoch, (sample, weights) = position.epoch, weighed
-        self._begun[epoch, "weights"] += begins
-        own = json.dumps(weights, sort_keys=True)
-        theirs = self._first_said(f"weights/{epoch}/{self._begun[epoch, 'weights']}/{sample}", own)
+        epoch = position.epoch
+        self._begun[epoch, "asked"] += begins
+        own = json.dumps(asked.value, sort_keys=True)
+        theirs = self._first_said(f"asked/{epoch}/{self._begun[epoch, 'asked']}/{asked.sample}", own)
         if theirs != own:
             raise TableError(
-                f"rank {self._rank} mixes by weights {json.loads(own)} from sample {sample} of epoch {epoch} on, and "
-                f"the rank that was first by {json.loads(theirs)}; call set_weights() on every rank, with the same "
-                "weights, after the same step"
+                f"rank {self._rank} {asked.does} {json.loads(own)} from sample {asked.sample} of epoch {epoch} on, and "
+                f"the rank that was first by {json.loads(theirs)}; {asked.remedy}"
             )
 
     def union(self, own: Callable[[], IdsBySource]) -> IdsBySource:

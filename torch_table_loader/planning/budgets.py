@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappush, heapreplace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from typing_extensions import override
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.option_values import Pad
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.orders import EpochOrder
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -190,19 +191,6 @@ def filled(lengths: Iterable[Ints], limits: Limits) -> Iterator[list[int]]:
         yield batch
 
 
-class Order(Protocol):
-    """The rows of an epoch by their place, in parts of which each comes to its end before the next begins."""
-
-    @property
-    def ends(self) -> Sequence[int] | Ints:
-        """The place behind the last of each part."""
-        ...
-
-    def take(self, places: Ints) -> Ints:
-        """Return the row at each place."""
-        ...
-
-
 class Measure:
     """Says what rows count as, and counts them.
 
@@ -265,7 +253,7 @@ class FilledOrder:
     @classmethod
     def of(
         cls,
-        order: Order,
+        order: EpochOrder,
         total: int,
         stored: int,
         measure: Measure,

@@ -107,13 +107,14 @@ class Consumption:
         used: dict[int, list[tuple[int, int]]] = {}
         opened: list[OpenWindow] = []
         for plan, segments, bases in plans:
-            taken, open_now = _delivered(plan, segments, min(steps, plan.steps))
+            taken, open_now = _delivered(plan, segments, steps)
             opened += open_now
-            plain = taken.split < len(segments.splits)
+            plain = taken.split < len(bases)
             base = bases[taken.split[plain]]
             intervals.append((base + taken.start[plain], base + taken.stop[plain]))
-            for split, start, stop in taken.take(np.flatnonzero(~plain)):
-                used.setdefault(split - len(segments.splits), []).append((start, stop))
+            of_windows = zip(taken.split[~plain], taken.start[~plain], taken.stop[~plain], strict=True)
+            for split, start, stop in of_windows:
+                used.setdefault(int(split) - len(bases), []).append((int(start), int(stop)))
         kept = tuple(
             OpenWindow(entry.window, _without(entry.parts, used.get(number, ())))
             for number, entry in enumerate(self.windows)
@@ -125,12 +126,13 @@ def _delivered(plan: RankPlan, segments: SegmentTable, steps: int) -> tuple[Runs
     """Return the rows that a rank delivered, plus all rows of windows that are now open, and those windows."""
     taken: list[Runs] = []
     opened: list[OpenWindow] = []
-    for lane, batches in enumerate(plan.batches_before(steps)):
-        body, tails = plan.delivered(lane, batches)
+    for body, tails in plan.delivered(steps):
         taken.append(tails)
         if body is None:
             continue
         taken.append(body.runs.slice(0, body.skip))
+        if body.window is None:
+            continue
         rest = next(stretches(body, segments), None)
         if rest is not None and (found := rest.open_window) is not None:
             window, start = found

@@ -15,7 +15,7 @@ from torch_table_loader.planning.interleaving import interleaved
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, longest_first
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Topology, quota_of, quotas, rank_rows, rank_runs, sliced_rows
+from torch_table_loader.planning.ranks import Topology, quotas, rank_rows, rank_runs, sliced_rows
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.splits import SegmentTable
 
@@ -83,37 +83,36 @@ class CutEpoch:
             return self._shares
         return np.array([self._own(rank).num_rows for rank in range(self.topology.num_ranks)], dtype=np.int64)
 
+    @cached_property
     def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What every rank repeats, in rows or batches, and the steps of every rank; see `ranks.quotas`."""
         return quotas(self._shares, self._sharing)
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
-        topology = self.topology
+        topology, mixing = self.topology, self.topology.mixing
+        padding, steps = self.quotas
         own = self._own(rank)
-        quota = quota_of(self._shares, self._sharing, rank)
         window = topology.window_of(own.num_rows)
-        lane_of = longest_first(self._weights(own), topology.lanes)
-        lanes = tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(topology.lanes))
-        if topology.mixing is not None and window is not None:
-            lanes = tuple(self._mixed(lane, topology.mixing.splits, window) for lane in lanes)
-        padding = self._in_rows(repeat_rows(self._shared, quota.padding))
-        name = f"rank {rank} in stage {self.stage}"
+        lanes = own.dealt(longest_first(self._weights(own), topology.lanes), topology.lanes)
+        if mixing is not None and window is not None:
+            lanes = tuple(self._mixed(lane, mixing.splits, window) for lane in lanes)
+        repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
-            padding,
+            repeated,
             topology.batch_size,
-            quota.steps,
-            name,
+            int(steps[rank]),
+            f"rank {rank} in stage {self.stage}",
             counted=self.counted,
             by_file=self.by_file,
             window=window,
-            deals=topology.mixing is not None,
+            deals=mixing is not None,
         )
 
     def _mixed(self, lane: Runs, splits: int, window: int) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
-        is_unit = lane.split >= len(self.segments.splits)
+        is_unit = lane.split >= len(self._live)
         plain = lane.take(np.flatnonzero(~is_unit))
         return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, window)])
 
@@ -125,7 +124,7 @@ class CutEpoch:
         return self.consumed.after(placed, steps)
 
     def _own(self, rank: int) -> Runs:
-        return self._in_rows(rank_runs(self._shared, self._sliced, self._sharing, rank))
+        return self._in_rows(rank_runs(self._shared, self._sliced, self._shares, rank))
 
     def _in_rows(self, shared: Runs) -> Runs:
         if self.by_file:
@@ -163,7 +162,7 @@ class CutEpoch:
     def _weights(self, runs: Runs) -> NDArray[np.int64]:
         """Metadata rows of each piece; a part of a split weighs its share, a part of a window its rows."""
         weights = runs.stop - runs.start
-        plain = np.flatnonzero(runs.split < len(self.segments.splits))
+        plain = np.flatnonzero(runs.split < len(self._live))
         split = runs.split[plain]
         weights[plain] = self.segments.metadata_rows[split] * weights[plain] // np.maximum(self._live[split], 1)
         return weights

@@ -9,7 +9,7 @@ import re
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -153,24 +153,6 @@ class Exclusions:
     def __hash__(self) -> int:
         """Hash the calls received."""
         return hash(self.digest)
-
-
-class Selects(Protocol):
-    """The rows of an epoch before they are permuted: those that are left, or are drawn of them."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def gone(self) -> Ints:
-        """The rows that are left out: sorted, without duplicates."""
-        ...
-
-    def select(self, ranks: Ints, rounds: Ints | int = 0) -> Ints:
-        """Return the row of each; `rounds` came before, in each of which others may be drawn."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -213,21 +213,30 @@ class RankPlan:
             result.append(self._section(self.tail_name(tail), rows, 0, padded_from))
         return result
 
-    def delivered(self, lane: int, batches: int) -> tuple[Section | None, Runs]:
-        """Return what a lane has delivered.
+    def delivered(self, step: int) -> list[tuple[Section | None, Runs]]:
+        """Return what each lane has delivered after `step` steps of the rank.
 
         Returns:
-            The section of its full batches, with the delivered rows as `skip` (None if it has no full batches), and the
-            rows of its tail batches, without padding.
+            The section of its full batches, with the delivered rows as `skip` (None if it delivered none of them), and
+            the rows of its tail batches, without padding.
         """
-        own = min(batches, self.body_batches[lane])
-        last = min(self.batches_before(self.steps)[lane], self.body_batches[lane])
-        body = self._body(lane, last, own) if own else None
-        if batches == own:
-            return body, Runs.of([])
-        size, tails = self.batch_size, self.tails()
-        numbers = range(lane, lane + (batches - own) * len(self.lanes), len(self.lanes))
-        return body, Runs.concat([tails.slice(tail * size, (tail + 1) * size) for tail in numbers])
+        done, whole = self.batches_before(step), self.batches_before(self.steps)
+        found: list[tuple[Section | None, Runs]] = []
+        nothing = Runs.of([])
+        for lane, (batches, most, own) in enumerate(zip(done, whole, self.body_batches, strict=True)):
+            body, tails, full = None, nothing, min(batches, own)
+            if full:
+                body = self._body(lane, min(most, own), full)
+            if batches > full:
+                tails = self._tails_of(lane, batches - full)
+            found.append((body, tails))
+        return found
+
+    def _tails_of(self, lane: int, batches: int) -> Runs:
+        """Return the rows of a lane's first tail batches, without padding."""
+        size, tails, lanes = self.batch_size, self.tails(), len(self.lanes)
+        numbers = range(lane, lane + batches * lanes, lanes)
+        return Runs.concat([tails.slice(tail * size, (tail + 1) * size) for tail in numbers])
 
     def whole(self, lane: int, start: int) -> Section:
         """Return all rows of a lane, including its tail; `start` of its batches were already delivered."""
@@ -254,8 +263,9 @@ class RankPlan:
         planned = batches
         if self.planned_steps is not None and self.window is not None:
             planned = min(self._batches_before(self.planned_steps)[lane], self.body_batches[lane])
-        rows = self.lanes[lane].slice(0, self._first_row(lane, planned))
-        section = self._section(self.lane_name(lane), rows, self._first_row(lane, start), rows.num_rows)
+        end, skip, name = self._first_row(lane, planned), self._first_row(lane, start), self.lane_name(lane)
+        rows = self.lanes[lane].slice(0, end)
+        section = self._section(name, rows, skip, rows.num_rows)
         if planned == batches:
             return section
         return replace(section, stop=stop)

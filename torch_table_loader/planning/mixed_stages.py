@@ -6,13 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from typing_extensions import override
+
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.dealing import Deal, deal_of
 from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
+from torch_table_loader.planning.mixed_samples import weights_from
 from torch_table_loader.planning.mixture import natural_shares, refuse_no_end
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
-from torch_table_loader.planning.stages import StagedPosition
+from torch_table_loader.planning.stages import AskedFrom, StagedPosition
 from torch_table_loader.schedules import Done, StopRule, as_stop
 
 
@@ -34,9 +37,9 @@ class MixedPosition(StagedPosition):
         return self.stage.deal
 
     @property
-    def weights(self) -> tuple[int, Mapping[str, int]]:
-        """The first sample to which the newest weights apply, and the weights by name."""
-        return self.consumed, self.deal.by_name
+    @override
+    def asked(self) -> AskedFrom:
+        return weights_from(self.consumed, self.deal.by_name)
 
     @property
     def start(self) -> int:

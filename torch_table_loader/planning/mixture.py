@@ -30,8 +30,7 @@ from torch_table_loader.schedules import Stop, StopRule, StopWord, as_stop
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.exclusion import Remaining
-    from torch_table_loader.planning.weighted_rows import WeightedRows
+    from torch_table_loader.planning.orders import Selects
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -436,7 +435,7 @@ class SourceOrder:
         remaining: the rows of the store that are left, or are drawn by weight; at least one.
     """
 
-    remaining: Remaining | WeightedRows
+    remaining: Selects
     seed: int
     name: str
     epoch: int

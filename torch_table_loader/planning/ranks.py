@@ -118,20 +118,6 @@ _NAMED = ("num_ranks", "lanes", "batch_size", "even_ranks", "drop_last")
 _SHAPE = operator.attrgetter(*_NAMED)
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What one rank delivers in an epoch.
-
-    Args:
-        padding: rows repeated from the start of the epoch's order.
-        steps: batches it takes; its rows beyond them are dropped.
-    """
-
-    rows: int
-    padding: int
-    steps: int
-
-
 def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
     """Count the rows of every rank, when each takes every R-th piece: int64[R].
 
@@ -155,16 +141,17 @@ def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64
     return sliced
 
 
-def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: int) -> Runs:
-    """Return the pieces of one rank: every R-th, and under "balance" those that move to it from other ranks.
+def rank_runs(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64], rank: int) -> Runs:
+    """Return the pieces of one rank: every R-th, and those that move to it from other ranks.
 
-    Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
+    Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has its own.
+
+    Args:
+        before: int64[R] the rows of every R-th piece, of each rank; see `sliced_rows`.
+        target: int64[R] the rows that each rank gets; see `rank_rows`.
     """
-    ranks = topology.num_ranks
+    ranks = len(target)
     own = order.take(np.arange(rank, len(order), ranks))
-    if topology.even_ranks != "balance":
-        return own
-    before, target = sliced, _balanced(sliced)
     moved = int(target[rank] - before[rank])
     if moved <= 0:
         return own.slice(0, own.num_rows + moved)
@@ -184,6 +171,8 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
 def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the padding rows and the steps of every rank, each int64[R], for the rows of each.
 
+    Padding repeats rows of the start of the epoch's order; rows of a rank beyond its steps are dropped.
+
     >>> [a.tolist() for a in quotas(np.array([30, 20, 20]), Topology(3, 1, 8, even_ranks="pad"))]
     [[0, 10, 10], [4, 4, 4]]
     """
@@ -198,12 +187,6 @@ def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int6
     if topology.even_ranks in ("drop", "balance"):
         steps = np.full_like(steps, steps.min())
     return padding, steps
-
-
-def quota_of(rows: NDArray[np.int64], topology: Topology, rank: int) -> Quota:
-    """Return what one rank delivers; see `quotas`."""
-    padding, steps = quotas(rows, topology)
-    return Quota(int(rows[rank]), int(padding[rank]), int(steps[rank]))
 
 
 def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:

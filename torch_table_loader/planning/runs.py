@@ -141,6 +141,17 @@ class Runs:
         """Return some of the pieces (int64[M] positions), whole."""
         return Runs(self.split[index], self.start[index], self.stop[index])
 
+    def dealt(self, hand_of: NDArray[np.int64], hands: int) -> tuple[Runs, ...]:
+        """Return the pieces of each of some hands.
+
+        Args:
+            hand_of: int64[N] the hand of each piece.
+
+        >>> [list(hand) for hand in Runs.of([(7, 0, 10), (3, 5, 9)]).dealt(np.array([1, 1]), 2)]
+        [[], [(7, 0, 10), (3, 5, 9)]]
+        """
+        return tuple(self.take(np.flatnonzero(hand_of == hand)) for hand in range(hands))
+
     def __len__(self) -> int:
         """Count the pieces."""
         return len(self.split)

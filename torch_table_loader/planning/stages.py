@@ -8,14 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
-from torch_table_loader.planning.mixture import Mixture, ending
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.schedules import Done, Stop, StopWord
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,21 @@ _NO_STEP = Stage(Topology(1, 1, 1))
 """The stage of a position in a state that has no shape of a job, since samples are counted."""
 
 
+class AskedFrom(NamedTuple):
+    """What the caller asks of epochs that run, from a sample on.
+
+    Args:
+        value: as plain data.
+        does: what a rank does by such a value, in words.
+        remedy: what to do where ranks differ in it.
+    """
+
+    sample: int
+    value: Any
+    does: str
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True)
 class Position(ABC):
     """How much of an epoch a job has done: the same on every rank, except for `ended`.
@@ -91,13 +104,13 @@ class Position(ABC):
         return {}
 
     @property
-    def weights(self) -> tuple[int, Mapping[str, int]] | None:
-        """The first sample to which a mixture's weights apply, and the weights by name; None without a mixture."""
+    def asked(self) -> AskedFrom | None:
+        """What the caller asked for that holds from here on, and ranks compare; None where it asks for nothing."""
         return None
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """What the table was in earlier parts of the epoch, oldest first; tables of a mixture do not grow."""
+        """What the table was in earlier parts of the epoch, oldest first; empty if it cannot grow."""
         return ()
 
     @property
@@ -212,13 +225,10 @@ class SamplePosition(Position):
         total: items of the epoch's order; `ENDLESS` if it has no end.
         start: samples that the job had taken when the stage began.
         exclusions: what is excluded from each source, for this epoch and the next. A single table has the name "".
-        mixture: the order of several sources since the last change of weights; None for one table.
-        rows: rows that each source of the mixture has in the epoch.
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         width: that of the samples that the stage counts; 0 where they are rows.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
-            sequences after them. Of a mixture, those before its newest weights.
-        origins: the same of sources of a mixture, with the round of each; see `PackedStream`. Places go on counting.
+            sequences after them.
         steps_before: steps of the epoch that the job took before the stage.
     """
 
@@ -226,30 +236,16 @@ class SamplePosition(Position):
     start: int = 0
     width: int = field(default=0, kw_only=True)
     origin: int = field(default=0, kw_only=True)
-    origins: Mapping[str, tuple[int, int]] = field(default_factory=dict, kw_only=True)
     steps_before: int = field(default=0, kw_only=True)
     exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
-    mixture: Mixture | None = None
-    rows: Mapping[str, int] = field(default_factory=dict)
     extents: tuple[Extent, ...] = ()
+    of_sources: ClassVar[bool] = False
+    """Whether items come of several sources, of which each counts its own."""
 
     @property
     def exclusion_digests(self) -> Mapping[str, str]:
         """Hashes of all exclusions and inclusions before the epoch, by source."""
         return {name: versions.running.digest for name, versions in self.exclusions.items()}
-
-    @property
-    def weights(self) -> tuple[int, Mapping[str, int]] | None:
-        """The first sample to which a mixture's weights apply, and the weights by name; None without a mixture."""
-        if self.mixture is None:
-            return None
-        return (self.consumed, self.mixture.weights)
-
-    @property
-    def mixed(self) -> Mixture:
-        """The mixture, for a position in one."""
-        assert self.mixture is not None  # noqa: S101 asked only of mixtures
-        return self.mixture
 
     @property
     def consumed(self) -> int:
@@ -264,11 +260,19 @@ class SamplePosition(Position):
         return self.origin + (self.consumed - self.begins) * self.width
 
     @property
+    def origins(self) -> Mapping[str, tuple[int, int]]:
+        """What `origin` says, of each source on its own."""
+        return {}
+
+    @property
     def begins(self) -> int:
-        """The sample from which the newest shares of a mixture count; 0 without a mixture."""
-        if self.mixture is None:
-            return 0
-        return self.mixture.shares.start
+        """The sample from which `origin` counts; padding repeats samples from there."""
+        return 0
+
+    @property
+    def behind_steps(self) -> int:
+        """Samples that the steps before the stage took, as the position counts them."""
+        return self.start + self.origin
 
     def history(self) -> list[dict[str, Any]]:
         """Write one stage, with all steps of the epoch, the samples they took, and tables before this one.
@@ -296,7 +300,7 @@ class SamplePosition(Position):
         Raises:
             ResumeError: a step takes one at least.
         """
-        steps, samples = self.steps_before, self.start if self.mixture is not None else self.start + self.origin
+        steps, samples = self.steps_before, self.behind_steps
         if steps > samples or bool(steps) != bool(samples):
             raise ResumeError(
                 f"the state has taken {samples} samples in {steps} steps, and a step takes one at least; pass the "
@@ -317,76 +321,13 @@ class SamplePosition(Position):
         refuse_ended(self.start, total, ended=self.ended)
 
     def batches(self, rank: int) -> GlobalBatches:
-        """Plan the stage for a rank; padding repeats from the epoch's start, or from the last change of weights."""
+        """Plan the stage for a rank."""
         return GlobalBatches(self.total, self.start, self.stage.topology, rank, self.begins, self.stage.aligned)
 
-    def on(self, topology: Topology) -> SamplePosition:
+    def on(self, topology: Topology) -> Self:
         """Return the position under a topology, in a new stage."""
         before = self.steps_taken
         return replace(self, start=self.consumed, steps_before=before, stage=Stage(topology), ended=False)
-
-    def reweighted(
-        self, weights: Mapping[str, float] | None, stop: Stop | StopWord, coming: frozenset[str] = frozenset()
-    ) -> SamplePosition:
-        """Return the position with other weights, of the sources that have `rows`, in a new stage.
-
-        A finished epoch stays finished.
-
-        Args:
-            weights: by name. None: in proportion to what is left of each source.
-            coming: sources that have a weight later; see `Mixture.length`.
-
-        Raises:
-            ConfigError: a weight is invalid, or a source with a weight has no row.
-        """
-        if self.mixed.has("rows" if weights is None else weights, self.rows):
-            return self
-        at, mixture = self.consumed, self.mixed
-        if at == self.total and mixture.names == tuple(sorted(self.rows)):
-            return self
-        mixture = mixture.of_what_is_left(at, self.rows) if weights is None else mixture.reweighted(at, weights)
-        if mixture is self.mixture:
-            return self
-        return self.mixed_anew(mixture, stop, coming)
-
-    def mixed_anew(
-        self, mixture: Mixture, stop: Stop | StopWord, coming: frozenset[str] = frozenset(), **changes: Any
-    ) -> SamplePosition:
-        """Return the position in a new stage of a mixture that begins there.
-
-        Args:
-            coming: sources that have a weight later; see `Mixture.length`.
-            changes: other fields of that stage.
-
-        Raises:
-            ConfigError: a source with a weight has no row.
-        """
-        at, before, stage = self.consumed, self.steps_taken, replace(self.stage, steps=0)
-        begun = replace(
-            self,
-            start=at,
-            steps_before=before,
-            stage=stage,
-            ended=False,
-            origin=self.tokens,
-            mixture=mixture,
-            **changes,
-        )
-        mixture, total = begun.ending(stop, coming)
-        return replace(begun, total=at if at == self.total else total, mixture=mixture)
-
-    def ending(self, stop: Stop | StopWord, coming: frozenset[str] = frozenset()) -> tuple[Mixture, int]:
-        """Return the mixture without the sources that a rule drops, and the length of the epoch.
-
-        Args:
-            coming: sources that have a weight later; see `Mixture.length`.
-
-        Raises:
-            ConfigError: a source with a weight has no row, or nothing ends the epoch.
-        """
-        if isinstance(stop, Stop):
-            stop = stop.in_samples(self.width, Done(0, self.mixed.shares.start, self.origin))
-        return ending(self.mixed, tuple(self.rows[name] for name in self.mixed.names), stop, coming)
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:

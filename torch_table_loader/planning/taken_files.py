@@ -13,7 +13,7 @@ from torch_table_loader.planning.runs import Runs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.lanes import RankPlan, Section
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
 
@@ -37,15 +37,14 @@ class PlannedFiles:
         The bytes are the share of a file, with all its columns, that the rows are; padding is left out. Rows of a
         shuffle window count in the order in which they are read.
         """
-        steps = zip(self.plan.batches_before(first), self.plan.batches_before(last), strict=True)
-        lanes = [self._of_lane(lane, *batches) for lane, batches in enumerate(steps)]
+        delivered = zip(self.plan.delivered(first), self.plan.delivered(last), strict=True)
+        lanes = [self._of_lane(_rows(*before), _rows(*after)) for before, after in delivered]
         every = distinct(np.concatenate([files for files, _ in lanes]))
         return len(every), [(len(files), round(num_bytes)) for files, num_bytes in lanes]
 
-    def _of_lane(self, lane: int, first: int, last: int) -> tuple[NDArray[np.int64], float]:
-        """Return the numbers of the files of a lane's batches [first, last), and the bytes of their rows."""
-        runs = self._rows(lane, last)
-        runs = runs.slice(self._rows(lane, first).num_rows, runs.num_rows)
+    def _of_lane(self, before: Runs, after: Runs) -> tuple[NDArray[np.int64], float]:
+        """Return the numbers of the files of what a lane delivered between two steps, and the bytes of its rows."""
+        runs = after.slice(before.num_rows, after.num_rows)
         own = runs.split < len(self.segments.splits)
         numbers = [self.segments.splits.file[runs.split[own]]]
         num_bytes = float(((runs.stop - runs.start)[own] * self._row_bytes[runs.split[own]]).sum())
@@ -56,12 +55,12 @@ class PlannedFiles:
             num_bytes += float(((part.stop - part.start) * _row_bytes(window.segments)[part.split]).sum())
         return distinct(np.concatenate(numbers)), num_bytes
 
-    def _rows(self, lane: int, batches: int) -> Runs:
-        """Return the rows of a lane's first batches, in the order of delivery, without padding."""
-        body, tails = self.plan.delivered(lane, batches)
-        if body is None:
-            return tails
-        return Runs.concat([body.runs.slice(0, body.skip), tails])
+
+def _rows(body: Section | None, tails: Runs) -> Runs:
+    """Return the rows that a lane delivered, in their order, without padding."""
+    if body is None:
+        return tails
+    return Runs.concat([body.runs.slice(0, body.skip), tails])
 
 
 def _row_bytes(segments: SegmentTable) -> NDArray[np.float64]:

@@ -99,8 +99,8 @@ def reader_of(file: DataFile, *, verify_checksums: bool = True) -> FormatReader:
 
 def settings_of(files: Sequence[DataFile]) -> str:
     """Return which settings of their readers say what the rows of files are; "" where their bytes alone do."""
-    readers = {(file.format, id(file.reader)): reader_of(file) for file in files}.values()
-    return " ".join(sorted({str(getattr(reader, "settings", "")) for reader in readers}))
+    alike = {(file.format, id(file.reader)): file for file in files}.values()
+    return " ".join(sorted({str(getattr(reader_of(file), "settings", "")) for file in alike}))
 
 
 def infers_types(file: DataFile) -> bool:

@@ -218,7 +218,7 @@ class ParquetReader(
         if meta.footer is not None:
             parsed = parse(meta.footer)
             fixed, leaves = variable_leaves(parsed, meta.schema, columns)
-            most = max(row_bytes, self.decoded_bytes(meta, group, columns)[0] // num_rows)
+            most = max(row_bytes, fixed + decoded_size(meta.footer, parsed, group, leaves).least // num_rows)
             numbers = fixed + numbers_size(parsed, group, leaves) // num_rows
             levels += levels_size(parsed, group, leaves) // num_rows
             pages += large_pages_size(parsed, group, leaves)

@@ -91,6 +91,7 @@ def _place(protocol: str, authority: str) -> Place:
     return Place(family, host)
 
 
+@lru_cache(maxsize=4096)
 def locate(path: str) -> tuple[Place, str]:
     """Return the place of a path or URL, and its path there, as the store's client will interpret them.
 

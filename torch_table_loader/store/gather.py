@@ -15,7 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.arrow.arrays import null_mask, offsets_of
+from torch_table_loader.arrow.arrays import (
+    copies_lists,
+    lists_of,
+    null_mask,
+    offsets_of,
+    refuse_too_many,
+    stored_values,
+    values_from,
+)
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
@@ -494,20 +502,6 @@ def _flat(kind: pa.DataType, values: NDArray[Any], nulls: NDArray[np.uint8] | No
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(stored)])
 
 
-def copies_lists(kind: pa.DataType) -> bool:
-    """Return whether lists of a type are copied list by list: those with whole bytes for each value.
-
-    pyarrow copies value by value, which takes many times as long.
-
-    >>> copies_lists(pa.list_(pa.int32())), copies_lists(pa.list_(pa.string())), copies_lists(pa.list_(pa.bool_()))
-    (True, False, False)
-    """
-    if not (pt.is_list(kind) or pt.is_large_list(kind)):
-        return False
-    item = kind.value_type
-    return pt.is_primitive(item) and not pt.is_boolean(item)
-
-
 def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], num_rows: int) -> pa.Array:
     """Return the rows of some arrays in another order, in new memory.
 
@@ -530,24 +524,13 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
     if nulls is not None:
         lengths[nulls] = 0
     ends = np.cumsum(lengths)
-    total = int(ends[-1]) if num_rows else 0
-    width = np.int64 if pt.is_large_list(kind) else np.int32
-    if total > np.iinfo(width).max:
-        raise pa.ArrowInvalid(f"{total:,} values do not fit into one array of type {kind}")
-    num_bytes = kind.value_type.bit_width // 8
-    item = np.dtype(f"u{num_bytes}" if num_bytes <= 8 else f"V{num_bytes}")
-    values = new_array((total,), item)
-    for array, _, rows in parts:
-        buffer = array.values.buffers()[1]
-        if buffer is not None and buffer.size:
-            stored = np.frombuffer(buffer, item, offset=array.values.offset * num_bytes)
-            _copy(stored, values, begins[rows], (ends - lengths)[rows], lengths[rows])
-    offsets = np.zeros(num_rows + 1, width)
-    offsets[1:] = ends
-    valid = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
-    inner = pa.Array.from_buffers(kind.value_type, total, [None, pa.py_buffer(values)])
-    form = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
-    return form.from_buffers(kind, num_rows, [valid, pa.py_buffer(offsets)], children=[inner])
+    total = int(lengths.sum())
+    refuse_too_many(kind, total)
+    stored = [stored_values(array) for array, _, _ in parts]
+    values = new_array((total,), stored[0].dtype)
+    for some, (_, _, rows) in zip(stored, parts, strict=True):
+        _copy(some, values, begins[rows], (ends - lengths)[rows], lengths[rows])
+    return lists_of(kind, lengths, values_from(kind.value_type, values), nulls)
 
 
 def _copy(stored: NDArray[Any], values: NDArray[Any], sources: Ints, targets: Ints, lengths: Ints) -> None:

@@ -21,6 +21,7 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import array_of, number_type
+from torch_table_loader.arrow.copied_runs import runs_of
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.newest import Newest
@@ -31,7 +32,6 @@ from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.gather import Spans
 from torch_table_loader.text.kept_documents import KeptDocuments
 from torch_table_loader.text.stored_tokens import CutTokens, StoredTokens, TakenParts, taken, values_of
-from torch_table_loader.text.token_rows import runs_of
 from torch_table_loader.text.token_stages import type_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.arrow.buffers import joined, new_array
+from torch_table_loader.arrow.copied_runs import runs_of
 from torch_table_loader.arrow.datatypes import ElementType, innermost
 from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
@@ -27,7 +28,6 @@ from torch_table_loader.text.token_rows import (
     columns_of_parts,
     parts_of_sequences,
     parts_of_tokens,
-    runs_of,
     sequences_of,
     tokens_are_rows,
 )

@@ -23,7 +23,7 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows, weights_of
+from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, draws_of, stored_rows
 from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
@@ -115,7 +115,7 @@ class PackedItems(TableItems):
             store=rows.store,
             documents=rows.columns,
             tokens=tokens,
-            **weights_of(rows, options),
+            draws=draws_of(rows, options),
         )
 
     @override
@@ -247,11 +247,7 @@ class PackedItems(TableItems):
     @override
     def count(self, turns: TurnsOf) -> int:
         """Return how many sequences the first round has; only of best fit does the order decide that."""
-        if self.options.weights is not None and not (self.weights is not None and self.weights.always_alike):
-            raise ConfigError(
-                f"rounds of a source of a mixture have the same documents, got weights={self.options.weights!r}; pass "
-                "Weights(repeats=) with a column of whole numbers, or leave weights out of the packs of its sources"
-            )
+        self.draws.refuse_rounds_that_differ()
         if not self.remaining(turns.exclusions).num_rows:
             return 0
         if self.tokens.packer.block_docs is not None:
@@ -260,11 +256,12 @@ class PackedItems(TableItems):
 
     @override
     def by_turn(self, turns: TurnsOf) -> PackedStream:
-        name, number, columns, exclusions, seed, epoch, seq_len, (since, origin) = turns
-        own: dict[str, Any] = {"seed": seed, "epoch": epoch, "source": name, "origin": origin, "since": since}
-        tokens, constants = self.tokens.of_length(seq_len), {SOURCE_COLUMN: number}
-        key = exclusions.digest, number, seq_len, *own.values()
-        made = partial(_checked_stream, self, tokens, columns)
+        since, origin = turns.origin
+        own: dict[str, Any] = {"seed": turns.seed, "epoch": turns.epoch, "source": turns.name}
+        own |= {"origin": origin, "since": since}
+        tokens, constants = self.tokens.of_length(turns.width), {SOURCE_COLUMN: turns.number}
+        key = turns.exclusions.digest, turns.number, turns.width, *own.values()
+        made = partial(_checked_stream, self, tokens, turns.columns)
         return self._streams.of(key, lambda: made(self._of_source(turns), constants=constants, **own))
 
     @property
@@ -342,7 +339,7 @@ class PackedItems(TableItems):
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
         key = epoch, exclusions.digest, origin, length
         made = partial(_checked_stream, self, tokens, self.columns)
-        return self._streams.of(key, lambda: made(self._of_epoch(exclusions, epoch), self.epoch_rows, **own))
+        return self._streams.of(key, lambda: made(self._of_epoch(exclusions, epoch), self.draws.most, **own))
 
 
 def _checked_stream(items: PackedItems, tokens: StoredTokens, *order: Any, **own: Any) -> PackedStream:

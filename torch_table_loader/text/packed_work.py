@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.row_store import RowStoreHandle
-    from torch_table_loader.planning.exclusion import Selects
+    from torch_table_loader.planning.orders import Selects
     from torch_table_loader.ranges import Fetcher
     from torch_table_loader.store.gather import StoredRows
     from torch_table_loader.text.slices import Windows

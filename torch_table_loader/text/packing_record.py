@@ -45,7 +45,11 @@ class PackingRecord(StateRecord):
         del whole
         [fields] = stages
         origins = {name: (own["round"], own["tokens"]) for name, own in fields.get("origins", {}).items()}
-        taken = replace(saved.taken, width=fields[LENGTH], origin=fields["origin"], origins=origins)
+        taken = replace(saved.taken, width=fields[LENGTH], origin=fields["origin"])
+        if origins and not taken.of_sources:
+            refuse("history.packing.origins", "left out where there is one table", origins)
+        if taken.of_sources:
+            taken = replace(taken, origins=origins)
         anchors = {name: [own[part] for part in _ANCHOR] for name, own in fields.get("anchors", {}).items()}
         return replace(saved, taken=taken, records={**saved.records, self.key: anchors})
 
@@ -60,9 +64,7 @@ class PackingRecord(StateRecord):
         names = {**saved.records[self.key], **taken.origins}
         if stray := [name for name in names if name not in saved.tables]:
             refuse("history.packing", f"of the tables {', '.join(map(repr, saved.tables))}", stray[0])
-        if taken.mixture is None and taken.origins:
-            refuse("history.packing.origins", "left out where there is one table", taken.origins)
-        if taken.mixture is not None and (taken.origin < since or bool(taken.origin) != bool(since)):
+        if taken.of_sources and (taken.origin < since or bool(taken.origin) != bool(since)):
             refuse("history.packing.origin", f"that of weights which begin at {since}", taken.origin)
 
     def check_job(self, saved: SavedState, job: Any) -> None:

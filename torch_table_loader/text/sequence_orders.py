@@ -24,9 +24,9 @@ from torch_table_loader.text.slices import TokenRow, in_order
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.exclusion import Selects
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths
+    from torch_table_loader.planning.orders import Selects
     from torch_table_loader.text.packing import Packer
     from torch_table_loader.text.slices import Windows
 

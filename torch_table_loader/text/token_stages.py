@@ -18,6 +18,7 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
+from torch_table_loader.arrow.copied_runs import runs_of
 from torch_table_loader.arrow.datatypes import ElementType, opened_type, plain_type, width_of
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
@@ -28,7 +29,7 @@ from torch_table_loader.text.changed_documents import DocumentChange, lengths_of
 from torch_table_loader.text.pack import Pack
 from torch_table_loader.text.packing import packer_of
 from torch_table_loader.text.slices import TokenRow
-from torch_table_loader.text.token_rows import Parts, rows_of_tokens, runs_of, schema_of_tokens
+from torch_table_loader.text.token_rows import Parts, rows_of_tokens, schema_of_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

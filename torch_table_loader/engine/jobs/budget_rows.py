@@ -21,7 +21,7 @@ from torch_table_loader.engine.sizing import batches_of_a_gather, blocks_of_a_pr
 from torch_table_loader.engine.work.indexed_work import BudgetWork
 from torch_table_loader.errors import TableError
 from torch_table_loader.option_values import Budget
-from torch_table_loader.planning.budgets import BudgetBatches, BudgetPosition, FilledOrder, Limits, Measure, widths_of
+from torch_table_loader.planning.budgets import BudgetPosition, FilledOrder, Limits, Measure, widths_of
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.ranges import FetchSettings
@@ -102,10 +102,9 @@ class BudgetRows(TableRows):
     @override
     def work(self, position: SamplePosition) -> BudgetWork:
         self.open(position)
-        common = self._common_work(position)
+        common = self._common_work(position, self.planned(position))
         return BudgetWork(
             **{**common, "codec": UnevenCodec(common["codec"])},
-            plan=cast("BudgetBatches", self._batches(position)),
             items=self.stream(position),
             gather_batches=self.gather_batches,
         )
@@ -137,7 +136,7 @@ class BudgetRows(TableRows):
         similar = None
         if budget.similar is not None:
             similar = budget.similar, partial(_key_of_window, seed, epoch)
-        order = FilledOrder.of(self._permuted(position), position.total, self.live_rows, measure, similar)
+        order = FilledOrder.of(self.permuted(position), position.total, self.live_rows, measure, similar)
         if order.longer and budget.longer == "error":
             longest, row = order.longest
             [span] = self.spans_of(self.ids_at(np.array([row])))

@@ -147,8 +147,13 @@ class IndexedJob(PlacedJob):
         steps = position.steps_before
         if self.by_step.changes_length:
             return not steps or self.next_stage(self.walk.at(position.epoch, steps)).origin == position.origin
-        if position.origin and position.mixture is None:
+        if position.origin:
             return False  # other lengths came before, and places are counted from there
+        return self._kept_batches(position)
+
+    def _kept_batches(self, position: SamplePosition) -> bool:
+        """Return the same, where the places of the epoch are counted from its start."""
+        steps = position.steps_before
         if "global_batch_size" in self.schedules:
             return bool(position.start == self.walk.at(position.epoch, steps).consumed)
         return position.start == GlobalBatches(position.total, 0, self.topology, self.rank).consumed(steps)
@@ -187,8 +192,7 @@ class IndexedJob(PlacedJob):
         """Return a value that threads and processes can work on; stores are built and opened if they are not."""
         self.open(position)
         return IndexedWork(
-            **self._common_work(position),
-            plan=self._batches(position),
+            **self._common_work(position, self.planned(position)),
             items=self.stream(position),
             gather_batches=self.gather_batches,
         )

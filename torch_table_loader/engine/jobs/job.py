@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.codecs import Codecs
-from torch_table_loader.engine.jobs.resolve import columns_of, refuse_nulls, with_padding
+from torch_table_loader.engine.jobs.resolve import with_padding
 from torch_table_loader.engine.jobs.walk import Walked
+from torch_table_loader.engine.machine import threads_of_lanes
 from torch_table_loader.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
     from torch_table_loader.engine.jobs.file_places import FilePlaces
+    from torch_table_loader.engine.jobs.planner import PlannedStage
     from torch_table_loader.engine.saved_state import Bound, Kind, SavedState
     from torch_table_loader.engine.state_records import Written
     from torch_table_loader.engine.table import Table
@@ -58,12 +60,14 @@ class Job(Walked):
         row_bytes: decoded bytes of a row, with estimates for values of variable width.
         columns: the schema of what comes out, without the column `padding`.
         fork_safe: whether planning left no threads behind that a fork would break.
+        codecs: what decodes rows, for any shape of the job.
     """
 
     rank: int
     row_bytes: int
     columns: pa.Schema
     fork_safe: bool
+    codecs: Codecs = field(default_factory=Codecs, repr=False)
 
     can_be_mixed: ClassVar[bool] = False
     """Whether the job may become a source of a mixture, which takes steps of its own."""
@@ -161,9 +165,11 @@ class Job(Walked):
         Raises:
             TableError: names the column, a file, and the remedies.
         """
-        codec = self.codecs.of(self.schema, self.options)
+        if self.options.filters is not None:
+            return
+        sensitive = self.codec_of(self.samples.width).null_sensitive
         for table in self.tables.values():
-            refuse_nulls(table, codec, columns_of(table, self.options), self.options)
+            table.refuse_nulls(sensitive.intersection(table.schema.names))
 
     def check_alone(self) -> None:
         """Refuse what a source of a mixture may be, and a job that is read itself may not.
@@ -219,28 +225,33 @@ class Job(Walked):
     def close_clients(self) -> None:
         """Close the stores' clients of this process, so that none crosses into another."""
 
-    @cached_property
-    def codecs(self) -> Codecs:
-        """What decodes rows, by their schema."""
-        return Codecs()
+    def codec_of(self, width: int) -> RowsCodec[Any]:
+        """Return what decodes the rows of samples of a width.
+
+        Raises:
+            ConfigError: a column that the output cannot hold.
+        """
+        return self.codecs.of(self.schema, self.options.of_length(width))
 
     def codec_at(self, position: Any) -> RowsCodec[Any]:
         """Return what decodes the rows of a stage."""
-        return self.codecs.of(self.schema, self.options.of_length(self.width_of(position)))
+        return self.codec_of(self.width_of(position))
 
-    def _common_work(self, position: Position) -> dict[str, Any]:
-        """Return the fields that all work has in common."""
-        options = self.options.of_length(self.width_of(position))
-        batching = self.batching
+    def _common_work(self, position: Position, planned: PlannedStage) -> dict[str, Any]:
+        """Return the fields that all work of a stage has in common."""
+        batching, lanes = self.batching, self.topology.lanes
         block_batches, blocks_ahead = batching.blocks
         return {
+            "plan": planned.plan,
+            "longest": planned.longest,
             "rank": self.rank,
-            "lanes": self.topology.lanes,
+            "lanes": lanes,
+            "servers": threads_of_lanes(lanes),
             "epoch": position.epoch,
             "codec": self.codec_at(position),
             "marks_padding": self.topology.marks_padding,
-            "collate_fn": options.collate_fn,
-            "drop_last": options.drop_last,
+            "collate_fn": self.options.collate_fn,
+            "drop_last": self.options.drop_last,
             "block_batches": block_batches,
             "blocks_ahead": blocks_ahead,
             "batches_at_once": batching.at_once,

@@ -28,14 +28,14 @@ from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.saved_state import Bound
-from torch_table_loader.engine.work.indexed_work import MixedStream
+from torch_table_loader.engine.work.mixed_items import MixedStream
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
+from torch_table_loader.planning.mixed_samples import MixedRowsPosition
 from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.stages import SamplePosition
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,20 +149,20 @@ class MixedRows(IndexedJob):
         return MixedTurns(self.sources, self.columns, self.options.shuffle_seed)
 
     @override
-    def start(self, epoch: int) -> SamplePosition:
+    def start(self, epoch: int) -> MixedRowsPosition:
         return self._started(
             epoch, self.mixed.weights_at(epoch), self.turns.exclusions_of(epoch), self.mixed.coming(epoch)
         )
 
     def _started(
         self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions], coming: frozenset[str]
-    ) -> SamplePosition:
+    ) -> MixedRowsPosition:
         length = self.by_step.length_at(epoch)
         rows, natural = self.turns.count(versions, epoch, length), isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         about: dict[str, Any] = {"exclusions": versions, "rows": rows, "width": length}
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
-        begun = SamplePosition(epoch, self._stage(epoch), mixture=mixture, **about)
+        begun = MixedRowsPosition(epoch, self._stage(epoch), mixture=mixture, **about)
         mixture, total = begun.ending(self.mixed.stop, coming)
         return replace(begun, mixture=mixture, total=total)
 
@@ -193,14 +193,14 @@ class MixedRows(IndexedJob):
         return newest
 
     @override
-    def current(self, position: SamplePosition) -> SamplePosition:
+    def current(self, position: MixedRowsPosition) -> MixedRowsPosition:
         return self.reweighted(position, self.mixed.weights_at(position.epoch, self.done(position)))
 
     @override
-    def next_stage(self, position: SamplePosition) -> SamplePosition:
+    def next_stage(self, position: Any) -> MixedRowsPosition:
         return self.current(position)
 
-    def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
+    def reweighted(self, position: MixedRowsPosition, weights: Weights) -> MixedRowsPosition:
         """Return a position with other weights for the steps that come; the position itself if it has them.
 
         Raises:
@@ -214,30 +214,30 @@ class MixedRows(IndexedJob):
             self.by_step.topology_of(position.epoch, self.done(position))
         ):
             return position
-        return super().next_stage(position)
+        return cast("MixedRowsPosition", super().next_stage(position))
 
-    def had_of(self, position: SamplePosition) -> dict[str, tuple[int, int]]:
+    def had_of(self, position: MixedRowsPosition) -> dict[str, tuple[int, int]]:
         """Return how many items of each source an epoch has had before a position, and how many a round has.
 
         Items are rows or sequences; tokens, where documents are cut anywhere.
         """
-        mixture = position.mixed
+        mixture = position.mixture
         turns = dict(zip(mixture.names, mixture.rows_before(position.consumed), strict=True))
         if not self.samples.cut_anywhere:
             return {name: (turn, position.rows[name]) for name, turn in turns.items()}
         return self.turns.tokens(position, turns)
 
     @override
-    def enter(self, before: SamplePosition, position: SamplePosition) -> None:
+    def enter(self, before: MixedRowsPosition, position: MixedRowsPosition) -> None:
         """Note where the walk of sequences of one length has come, of which those of the next go on."""
         if before.width != position.width:
             self.turns.begin_at(position, self.turns.anchors(before))
 
     @override
-    def kept_shape(self, position: SamplePosition) -> bool:
+    def kept_shape(self, position: Any) -> bool:
         steps = position.steps_before
         if not self.by_step.changes_length:
-            return super().kept_shape(position)
+            return self._kept_batches(position)
         there = self.current(self.walk.at(position.epoch, steps))
         return not steps or (there.consumed, there.origins) == (position.start, position.origins)
 
@@ -247,7 +247,7 @@ class MixedRows(IndexedJob):
         return (RECORD.key, *self.samples.records)
 
     @override
-    def records(self, position: SamplePosition) -> dict[str, Written]:
+    def records(self, position: MixedRowsPosition) -> dict[str, Written]:
         versions = {name: own.versions(position.exclusions[name].running) for name, own in self.sources.items()}
         weights = self.mixed.weights_at(position.epoch, self.done(position))
         found = {**self.mixed.written(self.bound, weights, [shares_of(position)]), **written_exclusions(versions)}
@@ -256,12 +256,12 @@ class MixedRows(IndexedJob):
         return found
 
     @override
-    def resume(self, saved: SavedState) -> tuple[MixedRows, SamplePosition]:
+    def resume(self, saved: SavedState) -> tuple[MixedRows, MixedRowsPosition]:
         """Return the mixture with the state's exclusions and weights, and where it continues.
 
         Sources may have come and gone since; weights that the loader was made with hold if they are others than then.
         """
-        taken, tables, sources = cast("SamplePosition", saved.taken), saved.tables, dict(self.sources)
+        taken, tables, sources = cast("MixedRowsPosition", saved.taken), saved.tables, dict(self.sources)
         epoch, versions = taken.epoch, {}
         for name, own in self.sources.items():
             if name not in tables:
@@ -271,7 +271,7 @@ class MixedRows(IndexedJob):
             sources[name] = replace(own, exclusions=ExclusionState(versions[name], epoch))
         mixed = replace(self, mixed=self.mixed.others(sources).resumed(saved))
         if not (taken.width and self.samples.cut_anywhere):  # a state of other sources alone may have another form
-            taken = replace(taken, width=self.by_step.width, origin=self.by_step.width * taken.mixed.shares.start)
+            taken = replace(taken, width=self.by_step.width, origin=self.by_step.width * taken.mixture.shares.start)
         rows = mixed.turns.count(versions, epoch, taken.width)
         position = _checked(mixed, replace(taken, exclusions=versions, rows=rows, ended=False))
         position = replace(position, stage=mixed._stage(epoch, position))
@@ -291,28 +291,28 @@ class MixedRows(IndexedJob):
         self.mixed.close_clients()
 
     @override
-    def open(self, position: SamplePosition) -> None:
+    def open(self, position: Any) -> None:
         """Build and open the stores of sources that have a weight."""
-        for name, weight in position.mixed.weights.items():
+        for name, weight in position.mixture.weights.items():
             if weight:
                 self.sources[name].store.open()
 
     @override
-    def stream(self, position: SamplePosition) -> MixedStream:
+    def stream(self, position: Any) -> MixedStream:
         # Where samples are made of rows, these say which source they are of.
-        return MixedStream(position.mixed, self.turns.streams(position), self.samples.are_rows)
+        return MixedStream(position.mixture, self.turns.streams(position), self.samples.are_rows)
 
     @override
-    def locate(self, position: SamplePosition, places: Ints) -> list[SourceRow]:
+    def locate(self, position: Any, places: Ints) -> list[SourceRow]:
         """Return the source and the row ids of each place of the mixture's order."""
-        source, turn = position.mixed.take(places)
+        source, turn = position.mixture.take(places)
         found: dict[int, list[list[int]]] = {}
         streams = self.stream(position).sources
         for number in distinct(source).tolist():
             ids, counts = streams[number].items.found(turn[source == number])
             found[number] = [part.tolist() for part in np.split(ids, np.cumsum(counts))]
         each = {number: iter(parts) for number, parts in found.items()}
-        names = position.mixed.names
+        names = position.mixture.names
         return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
 
     @property
@@ -326,8 +326,8 @@ class MixedRows(IndexedJob):
         return sum(rows.built_bytes for rows in self.sources.values())
 
     @override
-    def notes(self, position: SamplePosition) -> list[str]:
-        mixture = position.mixed
+    def notes(self, position: Any) -> list[str]:
+        mixture = position.mixture
         shares = sum(mixture.shares.weights)
         sizes, taken = _told_sizes(self, position)
         sources = share_notes(
@@ -351,7 +351,7 @@ class MixedRows(IndexedJob):
         ]
 
 
-def _cut_anew(job: MixedRows, position: SamplePosition) -> SamplePosition:
+def _cut_anew(job: MixedRows, position: MixedRowsPosition) -> MixedRowsPosition:
     """Return the position with sequences of the next step's length, in a new stage, if they have another.
 
     They begin at origins of their own.
@@ -361,12 +361,12 @@ def _cut_anew(job: MixedRows, position: SamplePosition) -> SamplePosition:
         return position
     rows = job.turns.count(position.exclusions, position.epoch, length)
     before, origins = job.turns.recut(position, length, rows)
-    recounted = position.mixed.recounted(position.consumed, before, rows, (position.width, length))
+    recounted = position.mixture.recounted(position.consumed, before, rows, (position.width, length))
     coming = job.mixed.coming(position.epoch, job.done(position))
     return position.mixed_anew(recounted, job.mixed.stop, coming, rows=rows, width=length, origins=origins)
 
 
-def _checked(job: MixedRows, position: SamplePosition) -> SamplePosition:
+def _checked(job: MixedRows, position: MixedRowsPosition) -> MixedRowsPosition:
     """Return the position of a state, with a mixture of the sources that its rule has not dropped.
 
     Refuse an epoch of another length than its weights give, whatever came later, and natural weights that are not
@@ -376,7 +376,7 @@ def _checked(job: MixedRows, position: SamplePosition) -> SamplePosition:
     Raises:
         ResumeError: no mixture of these sources has such an epoch.
     """
-    mixture, start, total, rows = position.mixed, position.mixed.shares, position.total, position.rows
+    mixture, start, total, rows = position.mixture, position.mixture.shares, position.total, position.rows
     stop = job.mixed.stop
     if position.origins:
         if not job.samples.cut_anywhere:
@@ -403,11 +403,11 @@ def _checked(job: MixedRows, position: SamplePosition) -> SamplePosition:
     return replace(position, mixture=mixture, total=max(position.start, length))
 
 
-def _told_sizes(job: MixedRows, position: SamplePosition) -> tuple[dict[str, int], dict[str, int] | None]:
+def _told_sizes(job: MixedRows, position: MixedRowsPosition) -> tuple[dict[str, int], dict[str, int] | None]:
     """Return the rows of each source and those that an epoch delivers; tokens, where sequences change length."""
     *_, last = job.walk.stages(position)
-    names, end = position.mixed.names, job._batches(last).total
-    taken = None if end == ENDLESS else dict(zip(names, last.mixed.rows_before(end), strict=True))
+    names, end = position.mixture.names, job._batches(last).total
+    taken = None if end == ENDLESS else dict(zip(names, last.mixture.rows_before(end), strict=True))
     if not job.by_step.changes_length:
         return dict(position.rows), taken
     tokens = job.turns.tokens(last, taken or dict.fromkeys(names, 0))

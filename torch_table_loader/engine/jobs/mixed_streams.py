@@ -275,11 +275,10 @@ class MixedStreams(PlacedJob):
 
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
-        common, sources = self._common_work(position), self.sources
+        common, sources = self._common_work(position, self.planned(position)), self.sources
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
             **common,
-            plan=self._batches(position),
             deal=position.deal,
             parts=tuple(
                 StreamPart(self.rounds[name], rests[name], sources[name].reader, _form(self, name, common["codec"]))

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
+
+from typing_extensions import override
 
 from torch_table_loader.engine.jobs.mixture_form import places_of
 from torch_table_loader.engine.jobs.mixture_record import refuse
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
-from torch_table_loader.engine.work.indexed_work import SourceStream
+from torch_table_loader.engine.work.mixed_items import SourceStream
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
+from torch_table_loader.planning.mixture import SourceOrder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.engine.work.indexed_work import CutStream
-    from torch_table_loader.planning.stages import SamplePosition
+    from torch_table_loader.planning.mixed_samples import MixedRowsPosition
+    from torch_table_loader.planning.orders import Selects
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixtureTurns(TurnsOf):
+    """The turns of a source, which goes round as often as it is asked to."""
+
+    @override
+    def order_of(self, rows: Selects) -> SourceOrder:
+        return SourceOrder(rows, self.seed, self.name, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +60,16 @@ class MixedTurns:
             for name, own in self.sources.items()
         }
 
-    def of(self, position: SamplePosition) -> dict[str, TurnsOf]:
+    def of(self, position: MixedRowsPosition) -> dict[str, TurnsOf]:
         """Return what decides which items of each source come, in the order of the mixture's names."""
         epoch, width, origins = position.epoch, position.width, position.origins
         return {
             name: self._turns(name, position.exclusions[name].running, epoch, width, origins.get(name, (0, 0)))
-            for name in position.mixed.names
+            for name in position.mixture.names
             if name in self.sources
         }
 
-    def streams(self, position: SamplePosition) -> tuple[SourceStream, ...]:
+    def streams(self, position: MixedRowsPosition) -> tuple[SourceStream, ...]:
         """Return the items of each source, in the order of the mixture's names."""
         found = []
         for name, turns in self.of(position).items():
@@ -65,25 +78,25 @@ class MixedTurns:
         return tuple(found)
 
     def recut(
-        self, position: SamplePosition, width: int, rows: Mapping[str, int]
+        self, position: MixedRowsPosition, width: int, rows: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
         """Return how many sequences of another width came of each source, and where those to come have their origin.
 
         Args:
             rows: sequences of that width of each source in the epoch.
         """
-        mixture = position.mixed
+        mixture = position.mixture
         before, origins = dict(zip(mixture.names, mixture.rows_before(position.consumed), strict=True)), {}
         for name, own in self.of(position).items():
             if not rows[name]:
                 continue
             number, tokens = self._cut(own).came_before(before[name])
-            anew = self._cut(own._replace(width=width, origin=(0, 0)))
+            anew = self._cut(replace(own, width=width, origin=(0, 0)))
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
         return before, origins
 
-    def tokens(self, position: SamplePosition, before: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    def tokens(self, position: MixedRowsPosition, before: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Return the tokens of each source that came in some turns, and those of a round.
 
         Args:
@@ -97,28 +110,28 @@ class MixedTurns:
             found[name] = number * whole + tokens, whole
         return found
 
-    def anchors(self, position: SamplePosition) -> dict[str, list[int]]:
+    def anchors(self, position: MixedRowsPosition) -> dict[str, list[int]]:
         """Return from where sources that are walked find their next items."""
         if not position.consumed:
             return {}
-        mixture, streams = position.mixed, self.streams(position)
+        mixture, streams = position.mixture, self.streams(position)
         turns = zip(mixture.names, mixture.rows_before(position.consumed), streams, strict=True)
         found = {name: entry.items.anchor(turn) for name, turn, entry in turns if turn or position.origins}
         return {name: anchor for name, anchor in found.items() if anchor}
 
-    def begin_at(self, position: SamplePosition, anchors: Mapping[str, Sequence[int]]) -> None:
+    def begin_at(self, position: MixedRowsPosition, anchors: Mapping[str, Sequence[int]]) -> None:
         """Take what `anchors` returned as known."""
-        for name, entry in zip(position.mixed.names, self.streams(position), strict=True):
+        for name, entry in zip(position.mixture.names, self.streams(position), strict=True):
             if name in anchors:
                 entry.items.begin_at(list(anchors[name]))
 
-    def refuse_origins(self, position: SamplePosition) -> None:
+    def refuse_origins(self, position: MixedRowsPosition) -> None:
         """Refuse origins of sources at which no sequence begins; documents are cut anywhere.
 
         Raises:
             ResumeError: names the origin.
         """
-        mixture, origins = position.mixed, position.origins
+        mixture, origins = position.mixture, position.origins
         before = dict(zip(mixture.names, mixture.shares.before, strict=True))
         for name, own in self.of(position).items():
             if name in origins and not self._cut(own).has_at(before[name]):
@@ -131,4 +144,4 @@ class MixedTurns:
         self, name: str, exclusions: Exclusions, epoch: int, width: int, origin: tuple[int, int] = (0, 0)
     ) -> TurnsOf:
         number = list(self.sources).index(name)
-        return TurnsOf(name, number, self.columns, exclusions, self.seed, epoch, width, origin)
+        return MixtureTurns(name, number, self.columns, exclusions, self.seed, epoch, width, origin)

@@ -13,6 +13,7 @@ from torch_table_loader.engine.state_forms import refuse as refuse_value
 from torch_table_loader.engine.state_records import StageForms, StateRecord
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.option_checks import MOST_ROWS
+from torch_table_loader.planning.mixed_samples import MixedRowsPosition
 from torch_table_loader.planning.mixed_stages import MixedPosition
 from torch_table_loader.planning.mixture import LEAST_SHARE, Mixture, NaturalShares, Shares
 from torch_table_loader.planning.stages import SamplePosition, refuse_ended
@@ -43,9 +44,9 @@ class SavedMixture:
         return {"options": dict(self.options), "given": self.given, "newest": self.newest}
 
 
-def shares_of(position: SamplePosition) -> dict[str, Any]:
+def shares_of(position: MixedRowsPosition) -> dict[str, Any]:
     """Write how sources of rows share an epoch, since the newest weights, and what came of each before."""
-    mixture, shares = position.mixed, position.mixed.shares
+    mixture, shares = position.mixture, position.mixture.shares
     entries = zip(mixture.names, shares.weights, shares.before, strict=True)
     sources = {name: {"weight": weight, "before": before} for name, weight, before in entries}
     written = {"total": position.total, "since": position.begins, "sources": sources}
@@ -124,16 +125,16 @@ class MixtureRecord(StateRecord):
         shares = Shares(fields["since"], weights, before, lacks, fields.get("width", 1))
         natural = isinstance(mixture.newest, str)
         mixed = Mixture(tuple(sources), shares, seed, taken.epoch, mixture.options["block"], natural)
-        return replace(saved, taken=replace(taken, total=fields["total"], mixture=mixed), records=records)
+        return replace(saved, taken=MixedRowsPosition.of(taken, fields["total"], mixed), records=records)
 
     def check(self, saved: SavedState) -> None:
         """Refuse a mixture whose parts do not fit each other."""
         names, mixture, taken = tuple(saved.tables), saved.records[self.key], saved.taken
         asked = [(names, mixture.given), (names, mixture.newest)]
-        if isinstance(taken, SamplePosition):
-            _refuse_weights([*asked, (names, taken.mixed.weights)])
+        if isinstance(taken, MixedRowsPosition):
+            _refuse_weights([*asked, (names, taken.mixture.weights)])
             _refuse_shares(taken)
-            running, natural, start = taken.mixed.weights, taken.mixed.natural, taken.start
+            running, natural, start = taken.mixture.weights, taken.mixture.natural, taken.start
         else:
             stages = [(stage.deal.names, stage.deal.by_name) for stage in taken.stages]
             _refuse_weights([*asked, *stages, (names, taken.deal.by_name)])
@@ -186,14 +187,14 @@ def _refuse_weights(asked: Sequence[tuple[tuple[str, ...], Weights]]) -> None:
             refuse(f"weights {weights!r} for the sources {', '.join(names)}")
 
 
-def _refuse_shares(taken: SamplePosition) -> None:
+def _refuse_shares(taken: MixedRowsPosition) -> None:
     """Refuse weights that begin after what was taken, or after fewer rows than came before them."""
-    before, since, start = taken.mixed.shares.before, taken.begins, taken.start
+    before, since, start = taken.mixture.shares.before, taken.begins, taken.start
     # Where lengths changed, other sequences are counted.
     if not since <= start <= taken.total or (not taken.origins and sum(before) > since):
-        rows = dict(zip(taken.mixed.names, before, strict=True))
+        rows = dict(zip(taken.mixture.names, before, strict=True))
         refuse(f"rows of sources {rows}, weights from {since}, taken {start}, of the epoch {taken.total}")
-    if (shares := taken.mixed.shares).lacks and (sum(shares.lacks) or shares.width != taken.width):
+    if (shares := taken.mixture.shares).lacks and (sum(shares.lacks) or shares.width != taken.width):
         lacks = f"{shares.lacks} of their shares, of sequences of {shares.width} tokens"
         refuse(f"sources that lack {lacks}, which do not add up to nothing for those of {taken.width}")
 

@@ -127,7 +127,7 @@ def open_stream(
         stage=stage,
         fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
     )
-    job.codecs.of(job.schema, options)  # what cannot come out or be planned is refused here, not in the first epoch
+    job.codec_of(job.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
     planner.plan(planner.start(0), ranks.rank)
     refuse_beyond_memory(job)
     return job

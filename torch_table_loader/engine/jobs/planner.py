@@ -199,7 +199,7 @@ class Planner:
         job = self._cut_epoch(position, None if count else ())
         if not self._all_known(job):
             return None
-        _, steps = job.quotas()
+        _, steps = job.quotas
         return [int(each) for each in steps]
 
     def longest(self, position: StreamPosition) -> int:
@@ -258,7 +258,7 @@ class Planner:
 
     def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
         job = self._cut_epoch(position, (rank,))
-        _, steps = job.quotas()
+        _, steps = job.quotas
         longest = int(steps.max()) if self._all_known(job) else None
         return PlannedStream(job.plan(rank), longest, job.segments, _windows(job.consumed))
 

@@ -19,6 +19,7 @@ from torch_table_loader.engine.sizing import MIXED_SPLITS, mixing_of, window_of_
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import progress_bar, warn_caller
+from torch_table_loader.option_checks import batch_sizes
 from torch_table_loader.planning.cutting import WholeFileStrategy
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
@@ -92,18 +93,9 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
         TableError: one in which a null is an error, and statistics prove one.
     """
     codec = make_codec(schema, TypePolicy.of(options))
-    refuse_nulls(table, codec, columns, options)
-    return codec
-
-
-def refuse_nulls(table: Table, codec: RowsCodec[Any], columns: Sequence[str], options: LoaderOptions) -> None:
-    """Refuse those of a table's columns in which a null is an error, and statistics prove one.
-
-    Raises:
-        TableError: names the column, a file, and the remedies.
-    """
     if options.filters is None:
         table.refuse_nulls(codec.null_sensitive & frozenset(columns))
+    return codec
 
 
 def delivered(table: Table, schema: pa.Schema, options: LoaderOptions) -> pa.Schema:
@@ -418,7 +410,7 @@ def with_batch_size(
         places, ks = list(schedule.values), [max(1, size // (num_ranks * batch)) for size in schedule.values.values()]
         _refuse_parts_of_steps("steps of global_batch_size", [b - a for a, b in pairwise(places)], ks, options)
     schedule = schedule.in_samples(samples.width).in_whole_batches(num_ranks * batch if micro > 1 else 0)
-    return replace(options, batch_size=batch, global_batch_size=schedule)
+    return options.with_checked(batch_size=batch, global_batch_size=batch_sizes("global_batch_size", schedule))
 
 
 def _refuse_parts_of_steps(name: str, steps: Sequence[int], micro: Sequence[int], options: LoaderOptions) -> None:

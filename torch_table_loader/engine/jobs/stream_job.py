@@ -217,13 +217,13 @@ class StreamJob(Job):
         if self.stage is not None:
             reader = reader.of_epoch(self.stage_key(position.epoch), shuffle=bool(self.options.shuffle))
         segments = planned.segments
+        common = self._common_work(position, planned)
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
-        if not self.options.processes and reads < self.topology.num_ranks * threads_of_lanes(self.topology.lanes):
+        if not self.options.processes and reads < self.topology.num_ranks * common["servers"]:
             reader = reader.sharing()  # else some threads would have nothing to decode
         return StreamWork(
-            **self._common_work(position),
-            plan=planned.plan,
-            segments=planned.segments,
+            **common,
+            segments=segments,
             reader=reader,
             windows=planned.windows,
             seed=self.options.shuffle_seed,

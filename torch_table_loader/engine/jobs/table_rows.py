@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,10 +13,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
-from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.jobs.bound import bound, of_source, refuse_unknown
+from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
@@ -28,18 +27,16 @@ from torch_table_loader.engine.jobs.resolve import (
     with_padding,
 )
 from torch_table_loader.engine.row_store import RowStoreHandle
-from torch_table_loader.engine.row_weights import RowWeights
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.engine.table import Table
-from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
+from torch_table_loader.engine.work.indexed_work import RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.option_values import as_weights
+from torch_table_loader.installed import load
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
-from torch_table_loader.planning.growth import GrownOrder, ids_now
 from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.mixture import SourceOrder
+from torch_table_loader.planning.orders import EachOnce, RowOrder
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
@@ -59,21 +56,22 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.row_store import FilesInPlace
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.state_records import Written
-    from torch_table_loader.planning.budgets import FilledOrder
+    from torch_table_loader.planning.orders import Draws, EpochOrder, Order, Selects
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
-    from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
 
 
-class TurnsOf(NamedTuple):
-    """What decides which items of a source come in an epoch; the column `source` has its number.
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnsOf(ABC):
+    """What decides which items of a source of a mixture come in an epoch, and in which order.
 
     Args:
+        number: what the column `source` says.
         width: that of samples; 0 where they are rows.
         origin: `since` and `origin` of a `PackedStream`.
     """
@@ -87,20 +85,22 @@ class TurnsOf(NamedTuple):
     width: int = 0
     origin: tuple[int, int] = (0, 0)
 
+    @abstractmethod
+    def order_of(self, rows: Selects) -> Order:
+        """Return the order of the source's rows, by how many of them came before."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableItems(IndexedJob):
     """One rank's share of items made from the rows of one table, gathered from its row store.
 
     Args:
-        weights: how often each row comes; None: once.
-        epoch_rows: rows of an epoch that the caller asked for; None: all that are left.
+        draws: how often each row comes.
     """
 
     table: Table
     store: RowStoreHandle
-    weights: RowWeights | None = None
-    epoch_rows: int | None = None
+    draws: Draws
     exclusions: ExclusionState = field(default_factory=ExclusionState)
     can_be_mixed: ClassVar[bool] = True
     word_of_rows: ClassVar[str] = "rows"
@@ -114,14 +114,7 @@ class TableItems(IndexedJob):
         """Return the table and the options that a state is bound to."""
         whole = bound(self.table, columns, self.options, "", "")
         kept = {name: whole.options[name] for name in ("columns", "filters", "shuffle_seed")}
-        weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
-        return Bound(whole.table, {**kept, "shuffle": "rows", **weighted})
-
-    @property
-    def _said_of_weights(self) -> str:
-        if self.weights is None:
-            return f"Weights(samples={self.epoch_rows})"
-        return self.weights.identity
+        return Bound(whole.table, {**kept, "shuffle": "rows", **self.draws.bound})
 
     @property
     @override
@@ -183,32 +176,23 @@ class TableItems(IndexedJob):
         return remaining
 
     def _total(self, rows: int) -> int:
-        """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
-        if self.epoch_rows is None or self.weights is not None:
+        """Return how many places of an order of some rows an epoch has."""
+        if self.draws.most is None:
             return rows
-        return min(rows, self.epoch_rows)
+        return min(rows, self.draws.most)
 
-    def _of_epoch(self, exclusions: Exclusions, epoch: int) -> Remaining | WeightedRows:
+    def _of_epoch(self, exclusions: Exclusions, epoch: int) -> Selects:
         """Return the rows that are left, or are drawn of those, and refuse an epoch that has none."""
-        some = self._some(exclusions)
-        if self.weights is None:
-            return some
-        return self.weights.drawn(some, self.options.shuffle_seed, epoch)
+        return self.draws.selected(self._some(exclusions), self.options.shuffle_seed, epoch)
 
-    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
-        remaining = self.remaining(turns.exclusions)
-        if self.weights is None or not remaining.num_rows:
-            return remaining
-        return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")
+    def _of_source(self, turns: TurnsOf) -> Selects:
+        return self.draws.selected(self.remaining(turns.exclusions), turns.seed, turns.epoch, turns.name)
 
     def _note_of_rows(self, epoch_rows: int, position: SamplePosition) -> str:
         """Say how many rows an epoch has, and which."""
         left, word = self.remaining(position.exclusions[""].running).num_rows, self.word_of_rows
-        of = f"{left:,} of {self.live_rows:,} live {word}"
-        if self.options.weights is None:
-            return f"{of} are in the epoch; the others are excluded"
-        how = "" if self.weights is None else f" by weight, {self.weights.asked.argument},"
-        return f"{epoch_rows:,} {word} an epoch are drawn{how} from {of}; the others are excluded"
+        said = self.draws.in_words(f"{epoch_rows:,} {word}", f"{left:,} of {self.live_rows:,} live {word}")
+        return f"{said}; the others are excluded"
 
     @override
     def open(self, position: SamplePosition) -> None:
@@ -242,7 +226,7 @@ class TableItems(IndexedJob):
     @property
     @override
     def held_bytes(self) -> int:
-        return self.store.memory_bytes + (0 if self.weights is None else self.weights.memory_bytes)
+        return self.store.memory_bytes + self.draws.memory_bytes
 
     @property
     @override
@@ -277,6 +261,7 @@ class SurveyedRows(NamedTuple):
     columns: pa.Schema
     segments: SegmentTable
     row_bytes: int
+    codecs: Codecs
 
     @property
     def folder(self) -> Path | None:
@@ -320,7 +305,8 @@ def stored_rows(
         )
     with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
     with_ids = delivered(table, with_ids, options)
-    make_codec(with_ids if topology is None else with_padding(with_ids, topology), TypePolicy.of(options))
+    codecs = Codecs()
+    codecs.of(with_ids if topology is None else with_padding(with_ids, topology), options)
     segments = whole_files(table.layout, filtered=options.filters is not None)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
@@ -332,14 +318,21 @@ def stored_rows(
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
     made, flat = (None, 0) if stage is None else (stage.key, stage.flat_lists)
     store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat, in_place=in_place)
-    return SurveyedRows(table, store, with_ids, segments, row_bytes)
+    return SurveyedRows(table, store, with_ids, segments, row_bytes, codecs)
 
 
-def weights_of(rows: SurveyedRows, options: LoaderOptions) -> dict[str, Any]:
-    """Return the fields of `TableItems` that say how often each row comes."""
-    weights = RowWeights.of(rows.table, options, rows.segments, rows.folder, FetchSettings.of(options))
-    asked = None if options.weights is None else as_weights(options.weights).samples
-    return {"weights": weights, "epoch_rows": asked if weights is None else weights.samples}
+def draws_of(rows: SurveyedRows, options: LoaderOptions) -> Draws:
+    """Return how often each row of a table comes.
+
+    Raises:
+        ConfigError: what decides it does not fit the table.
+        MissingExtraError: this build has no guest that draws rows.
+        TableError: the table has not what it is read from.
+    """
+    if options.weights is None:
+        return EachOnce()
+    made: Draws = load("order").draws_of(rows.table, options, rows.segments, rows.folder)
+    return made
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -368,11 +361,12 @@ class TableRows(TableItems):
             row_bytes=rows.row_bytes,
             fork_safe=rows.fork_safe,
             columns=rows.columns,
+            codecs=rows.codecs,
             live_rows=int(rows.segments.live.sum()),
             table=rows.table,
             store=rows.store,
             live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows))).astype(np.int64),
-            **weights_of(rows, options),
+            draws=draws_of(rows, options),
             **cls._more_of(rows, options, rows.folder),
         )
 
@@ -389,62 +383,61 @@ class TableRows(TableItems):
     @property
     @override
     def length(self) -> int:
-        if self.epoch_rows is None:
-            return self.live_rows
-        return self.epoch_rows
+        whole = Remaining(self.live_rows, np.empty(0, dtype=np.int64))
+        return self._total(self.draws.selected(whole, self.options.shuffle_seed, 0).num_rows)
 
     @override
     def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
-        total = self._total(self._of_epoch(versions.running, epoch).num_rows)
+        total = self._total(int(self._order(epoch, versions.running).ends[-1]))
         return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions})
 
     @override
     def resume(self, saved: SavedState) -> tuple[Self, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
         taken = cast("SamplePosition", saved.taken)
-        epoch, extents = taken.epoch, taken.extents
-        if saved.grown is None:
-            excluded = self.exclusions_in(saved)
-        else:
-            extents, files, layout = (*extents, saved.grown), saved.files_of[saved.grown], self.table.layout
-            then = saved_exclusions(saved, "", layout.part(files).num_rows)
-            excluded = ExclusionVersions(*(ids_now(layout, files, each) for each in (then.running, then.newest)))
+        epoch, (excluded, extents) = taken.epoch, self._now(saved)
         rows = replace(self, exclusions=ExclusionState(excluded, epoch), files_of=saved.files_of or self.files_of)
-        if extents:
-            refuse_unknown(extents, rows.files_of)
-            order = rows._grown(epoch, extents, excluded.running)
-            if saved.grown is not None:
-                taken.check(int(order.ends[len(extents) - 1]))
-                taken = replace(taken, ended=False, extents=extents)
-            total = self._total(order.num_rows)
-        else:
-            total = self._total(self._of_epoch(excluded.running, epoch).num_rows)
-        taken.check(total)
-        stage = self._stage(epoch, taken)
-        return rows, replace(taken, stage=stage, ended=False, total=total, exclusions={"": excluded})
+        refuse_unknown(extents, rows.files_of)
+        order = rows._order(epoch, excluded.running, extents)
+        total = self._total(int(order.ends[-1]))
+        taken.check(min(total, int(order.ends[len(taken.extents)])))
+        stage, exclusions = self._stage(epoch, taken), {"": excluded}
+        return rows, replace(taken, stage=stage, ended=False, total=total, exclusions=exclusions, extents=extents)
 
-    def _grown(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> GrownOrder:
-        """Return the order of an epoch in which the table grew, from one extent to the next and to what it is now."""
+    def _now(self, saved: SavedState) -> tuple[ExclusionVersions, tuple[Extent, ...]]:
+        """Return what a state excludes of the table as it is now, and what the table was before."""
+        extents, then = cast("SamplePosition", saved.taken).extents, saved.grown
+        if then is None:
+            return self.exclusions_in(saved), extents
+        files, layout = saved.files_of[then], self.table.layout
+        excluded = saved_exclusions(saved, "", layout.part(files).num_rows)
+        found: ExclusionVersions = load("order").exclusions_now(layout, files, excluded)
+        return found, (*extents, then)
+
+    def _order(self, epoch: int, running: Exclusions, extents: Sequence[Extent] = ()) -> EpochOrder:
+        """Return the order of an epoch that has some exclusions, in which the table was less before."""
+        seed = self.options.shuffle_seed
+        if not extents:
+            rows = self._of_epoch(running, epoch)
+            return RowOrder(Permutation(rows.num_rows, derive_key(seed, epoch, "rows")), rows)
         tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
         gone = self.remaining(running).gone
-        return GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, epoch)
+        joined: EpochOrder = load("order").order_of_arrivals(self.live_starts, tables, gone, seed, epoch)
+        return joined
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:
         together = self.codecs.of(self.schema, self.options).together
         return RowStream(self.order(position), self.store, self.options.row_id, together)
 
-    def order(self, position: SamplePosition) -> RowOrder | GrownOrder | FilledOrder:
+    def order(self, position: SamplePosition) -> Order:
         """Return which row comes at each place of an epoch."""
-        return self._permuted(position)
+        return self.permuted(position)
 
-    def _permuted(self, position: SamplePosition) -> RowOrder | GrownOrder:
-        epoch, running = position.epoch, position.exclusions[""].running
-        if position.extents:
-            return self._grown(epoch, position.extents, running)
-        remaining, key = self._of_epoch(running, epoch), derive_key(self.options.shuffle_seed, epoch, "rows")
-        return RowOrder(Permutation(remaining.num_rows, key), remaining)
+    def permuted(self, position: SamplePosition) -> EpochOrder:
+        """Return which row comes at each place of an epoch, before batches are cut of it."""
+        return self._order(position.epoch, position.exclusions[""].running, position.extents)
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
@@ -452,14 +445,11 @@ class TableRows(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        if self.weights is None:
-            return self._total(self.live_rows - len(self._gone(turns.exclusions)))
-        return self._of_source(turns).num_rows
+        return self._total(self._of_source(turns).num_rows)
 
     @override
     def by_turn(self, turns: TurnsOf) -> RowStream:
-        order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
-        return RowStream(order, self.store, self.options.row_id)
+        return RowStream(turns.order_of(self._of_source(turns)), self.store, self.options.row_id)
 
     @property
     @override
@@ -483,9 +473,7 @@ class TableRows(TableItems):
     @property
     @override
     def strategy(self) -> str:
-        if self.weights is None:
-            return "rows"
-        return "rows by weight"
+        return self.draws.strategy
 
     @override
     def notes(self, position: SamplePosition) -> list[str]:

@@ -71,6 +71,8 @@ class Walked(ABC):
 
     def width_of(self, position: Any) -> int:
         """Return the width of the samples of a stage."""
+        if not self.by_step.changes_length:
+            return self.by_step.width
         return self.by_step.length_at(position.epoch, position.steps_before)
 
     def until(self, position: Any) -> int | None:

@@ -36,6 +36,8 @@ class LaneWork(ABC):
     A short last batch is dropped by `drop_last` only if rows are not counted; else the plan has dropped it.
 
     Args:
+        longest: steps of the rank that takes most; None if nobody knows.
+        servers: threads or processes that serve the lanes.
         marks_padding: whether batches have the column `padding`.
         collate_fn: the caller's, called with each batch where it is made.
         block_batches: batches that cross a process together.
@@ -44,8 +46,10 @@ class LaneWork(ABC):
     """
 
     plan: Steps
+    longest: int | None
     rank: int
     lanes: int
+    servers: int
     epoch: int
     codec: RowsCodec[Any]
     marks_padding: bool

@@ -142,13 +142,13 @@ class StreamWork(LaneWork):
         shuffle = self._shuffle(stretch, window, rows.num_rows)
         return cast("Rows", self.codec.concat([*shuffle.push(Part(rows, 0, rows.num_rows)), *shuffle.finish()]))
 
-    def _plans(self, begun: Mapping[int, int], *, joins: bool) -> list[Iterator[PlannedRead]]:
-        """Return what each lane reads; where tails are joined, the padding is read like a lane after all others."""
-        plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
+    def _plans(self, begun: Mapping[int, int], *, joins: bool) -> Iterator[Iterator[PlannedRead]]:
+        """Yield what each lane reads; where tails are joined, the padding is read like a lane after all others."""
+        for lane, start in begun.items():
+            yield self._planned_reads(lane, start, joins=joins)
         if joins:
             before = max((rows.num_rows for rows in self.plan.lanes), default=0)
-            plans.append(self._reads(self.lanes, before, self.segments, self.plan.padding))
-        return plans
+            yield self._reads(self.lanes, before, self.segments, self.plan.padding)
 
     def _planned_reads(self, lane: int, start: int, *, joins: bool) -> Iterator[PlannedRead]:
         """Return what a lane reads: one read a task, in the order of `_read`."""

@@ -8,7 +8,6 @@ from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.engine.machine import threads_of_lanes
 from torch_table_loader.engine.workers.executor import CallerExecutor, LaneExecutor
 from torch_table_loader.engine.workers.threads import ThreadExecutor, ThreadPool
 from torch_table_loader.errors import ConfigError
@@ -24,11 +23,11 @@ def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneE
     if options.num_workers == 0:
         return CallerExecutor(work, start, options.prefetch_batches)
     if not options.processes:
-        return ThreadExecutor(work, start, pool, threads_of_lanes(job.topology.lanes), options.prefetch_batches)
+        return ThreadExecutor(work, start, pool, options.prefetch_batches)
     job.close_clients()
     from torch_table_loader.engine.workers.processes import ProcessExecutor
 
-    return ProcessExecutor(work, start, threads_of_lanes(job.topology.lanes), _context(job))
+    return ProcessExecutor(work, start, _context(job))
 
 
 def _context(job: Job) -> Any:

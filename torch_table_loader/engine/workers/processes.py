@@ -143,14 +143,14 @@ def _as_is(message: Any) -> Any:
 class ProcessExecutor(LaneExecutor):
     """An executor whose worker processes read the lanes; the consumer cuts their blocks into batches."""
 
-    def __init__(self, work: LaneWork, start: int, processes: int, context: Any) -> None:
+    def __init__(self, work: LaneWork, start: int, context: Any) -> None:
         """Start the processes, and send the work to each.
 
         Args:
             context: the name of a start method, a multiprocessing context, or None for the platform's default.
         """
         self._work = work
-        begun = work.begun(start)
+        begun, processes = work.begun(start), work.servers
         self._ready: list[deque[Rows | list[Any] | BaseException]] = [deque() for _ in begun]
         self._rest: list[Rows | None] = [None for _ in begun]
         self._done = [False for _ in begun]

@@ -121,7 +121,7 @@ class ThreadExecutor(LaneExecutor):
     `BLOCKS_AHEAD` decoded runs of rows (with a `collate_fn`, so many batches).
     """
 
-    def __init__(self, work: LaneWork, start: int, pool: ThreadPool, threads: int, prefetch: int | None) -> None:
+    def __init__(self, work: LaneWork, start: int, pool: ThreadPool, prefetch: int | None) -> None:
         """Start the threads.
 
         Args:
@@ -138,7 +138,7 @@ class ThreadExecutor(LaneExecutor):
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)
         self._stopped = False
-        self._running = threads
+        self._running = threads = work.servers
         self._pool = pool
         self._threads: set[threading.Thread] = set()
         self._waits: list[Callable[[], None]] = []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +19,16 @@ from torch_table_loader.engine.row_column import KeptSums, RowColumn, RowSums, n
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.option_values import MOST_SAMPLES, as_weights
-from torch_table_loader.planning.exclusion import Remaining
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.weighted_rows import (
+from torch_table_loader.order.weighted_rows import (
     REPEAT_BITS,
     WeightedRows,
     WeightSums,
     cumulate,
     cumulate_repeats,
 )
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.orders import EachOnce
+from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -37,15 +39,73 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.option_values import Weights
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.ranges import FetchSettings
 
     Ints: TypeAlias = NDArray[np.int64]
 
-_NONE = np.empty(0, dtype=np.int64)
-
 _FORMAT = 1
 """Raise it when other sums come of the same weights: names of files carry it."""
+
+
+def draws_of(
+    table: Table, options: LoaderOptions, segments: SegmentTable, stores: Path | None
+) -> RowWeights | SomeRows:
+    """Return how often each row of a table comes; weights are read, unless they are kept already.
+
+    Args:
+        segments: whole files; every live row is known.
+        stores: the folder of row stores; None keeps the sums in memory.
+
+    Raises:
+        ConfigError: there is no such column, or it has another type, or there are too few rows.
+        TableError: a row has no weight or one that is not a number of at least 0, or all weights are 0.
+    """
+    asked, rows = as_weights(options.weights), int(segments.live.sum())
+    if asked.source is None:
+        return SomeRows.of(asked, rows)
+    if asked.samples and not rows:
+        raise ConfigError(
+            f"the table has no live row, of which samples={asked.samples} could be drawn; change the filter"
+        )
+    _check_type(table, asked, asked.source)
+    column = _Column(table, options, segments, asked, asked.source)
+    name = name_of_sums(table, options, _FORMAT, asked.argument, asked.source)
+    return RowWeights(asked, KeptSums.of(RowWeights.word, stores, name, rows, column.fill))
+
+
+@dataclass(frozen=True, slots=True)
+class SomeRows(EachOnce):
+    """Some of the rows come in an epoch, each once."""
+
+    asked: Weights = field(kw_only=True)
+
+    @classmethod
+    def of(cls, asked: Weights, rows: int) -> SomeRows:
+        """Check that a table of some live rows has enough of them.
+
+        Raises:
+            ConfigError: it has fewer.
+        """
+        if asked.samples is not None and asked.samples > rows:
+            raise ConfigError(
+                f"weights asks for samples={asked.samples} of a table of {rows} live rows, which are drawn once each "
+                "without column= or balance=; ask for fewer samples, or pass epochs= for more epochs"
+            )
+        return cls(asked.samples, asked=asked)
+
+    @property
+    @override
+    def bound(self) -> Mapping[str, str]:
+        return {"weights": f"Weights(samples={self.most})"}
+
+    @override
+    def refuse_rounds_that_differ(self) -> None:
+        _refuse_rounds(self.asked)
+
+    @override
+    def in_words(self, rows: str, left: str) -> str:
+        return f"{rows} an epoch are drawn from {left}"
 
 
 class RowWeights(RowSums):
@@ -57,45 +117,17 @@ class RowWeights(RowSums):
         super().__init__(kept)
         self.asked = asked
 
-    @classmethod
-    def of(
-        cls, table: Table, options: LoaderOptions, segments: SegmentTable, stores: Path | None, fetching: FetchSettings
-    ) -> RowWeights | None:
-        """Read a table's weights, unless they are kept already; None where each row comes once at most.
-
-        Args:
-            segments: whole files; every live row is known.
-            stores: the folder of row stores; None keeps the sums in memory.
-
-        Raises:
-            ConfigError: there is no such column, or it has another type.
-            TableError: a row has no weight or one that is not a number of at least 0, or all weights are 0.
-        """
-        rows = int(segments.live.sum())
-        if options.weights is None:
-            return None
-        weights = as_weights(options.weights)
-        if weights.source is None:
-            _check_samples(weights, rows)
-            return None
-        if weights.samples and not rows:
-            raise ConfigError(
-                f"the table has no live row, of which samples={weights.samples} could be drawn; change the filter"
-            )
-        _check_type(table, weights, weights.source)
-        column = _Column(table, options, segments, weights, weights.source, fetching)
-        name = name_of_sums(table, options, _FORMAT, weights.argument, weights.source)
-        return cls(weights, KeptSums.of(cls.word, stores, name, rows, column.fill))
+    @property
+    def most(self) -> None:
+        """No bound: samples are counted when they are drawn."""
 
     @property
-    def samples(self) -> int | None:
-        """The samples of an epoch from which nothing is excluded, if the weights or the caller say that."""
-        if self._one is None:
-            return self.asked.samples
-        return self.drawn(Remaining(self.sums.rows, _NONE), 0, 0).num_rows
+    def strategy(self) -> str:
+        """What `explain()` calls the order."""
+        return "rows by weight"
 
     @cached_property
-    def always_alike(self) -> bool:
+    def _always_alike(self) -> bool:
         """Whether each row comes equally often in every epoch, since repeats are whole numbers."""
         return self._one is not None and not (self.sums.cells % self._one).any()
 
@@ -106,17 +138,38 @@ class RowWeights(RowSums):
         return 1 << REPEAT_BITS
 
     @property
-    def identity(self) -> str:
-        """What a state is bound to: what was asked for, and the hash of what the rows weigh."""
-        return f"Weights({self.asked.argument}, samples={self.asked.samples}), which are {self.digest}"
+    def bound(self) -> Mapping[str, str]:
+        """What was asked for, and the hash of what the rows weigh."""
+        asked = f"Weights({self.asked.argument}, samples={self.asked.samples})"
+        return {"weights": f"{asked}, which are {self.digest}"}
 
-    def drawn(self, remaining: Remaining, seed: int, epoch: int, purpose: str = "places in weights") -> WeightedRows:
-        """Return the rows that an epoch draws.
+    def selected(
+        self, remaining: Remaining, seed: int, epoch: int, source: str | None = None
+    ) -> Remaining | WeightedRows:
+        """Return the rows that an epoch draws of those that are left; none of none.
 
         Raises:
             ConfigError: none that has a weight is left.
         """
+        if not remaining.num_rows:
+            return remaining
+        purpose = "places in weights"
+        if source is not None:
+            purpose = f"{purpose} of source {source}"
         return WeightedRows(self, remaining.gone, self.asked.samples, derive_key(seed, epoch, purpose), self._one)
+
+    def refuse_rounds_that_differ(self) -> None:
+        """Refuse weights that draw other rows in each round.
+
+        Raises:
+            ConfigError: names them.
+        """
+        if not self._always_alike:
+            _refuse_rounds(self.asked)
+
+    def in_words(self, rows: str, left: str) -> str:
+        """Say how rows are drawn of those that are left."""
+        return f"{rows} an epoch are drawn by weight, {self.asked.argument}, from {left}"
 
     @property
     def sums(self) -> WeightSums:
@@ -139,9 +192,8 @@ class _Column(RowColumn):
         segments: SegmentTable,
         weights: Weights,
         name: str,
-        fetching: FetchSettings,
     ) -> None:
-        super().__init__(table, options, segments, name, fetching, "weights")
+        super().__init__(table, options, segments, name, FetchSettings.of(options), "weights")
         self._balances = weights.balance is not None
         self._repeats = weights.repeats is not None
         self._classes: dict[Hashable, int] = {}
@@ -215,12 +267,11 @@ class _Column(RowColumn):
         self.refuse(values, ids, pc.index(wrong, True).as_py(), wanted)
 
 
-def _check_samples(weights: Weights, rows: int) -> None:
-    if weights.samples is not None and weights.samples > rows:
-        raise ConfigError(
-            f"weights asks for samples={weights.samples} of a table of {rows} live rows, which are drawn once each "
-            "without column= or balance=; ask for fewer samples, or pass epochs= for more epochs"
-        )
+def _refuse_rounds(weights: Weights) -> NoReturn:
+    raise ConfigError(
+        f"rounds of a source of a mixture have the same documents, got weights={weights!r}; pass "
+        "Weights(repeats=) with a column of whole numbers, or leave weights out of the packs of its sources"
+    )
 
 
 def _check_type(table: Table, weights: Weights, name: str) -> None:

@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 from tests.effort import examples
 from torch_table_loader import ConfigError
 from torch_table_loader.extend import (
-    Permutation,
     Remaining,
-    SourceOrder,
     WeightedRows,
     WeightSums,
     cumulate,
     derive_key,
 )
-from torch_table_loader.planning import weighted_rows
-from torch_table_loader.testing import small_sizes
+from torch_table_loader.order import weighted_rows
+from torch_table_loader.sizes import small_sizes
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -175,20 +173,6 @@ def test_rows_one_share_apart_are_drawn_independently() -> None:
     kinds = drawn([1.0] * 10_000, samples=5_000).select(np.arange(5_000)) % 2
     assert abs(int(kinds.sum()) - 2_500) < 5 * np.sqrt(5_000 / 4)
     assert abs(int((kinds[1:] == kinds[:-1]).sum()) - 2_500) < 5 * np.sqrt(5_000 / 4)
-
-
-@given(st.lists(ratios, min_size=1, max_size=30).filter(any), st.integers(1, 50), st.integers(0, 3))
-def test_a_source_of_a_mixture_draws_again_in_each_round(weights: list[float], samples: int, epoch: int) -> None:
-    key = derive_key(3, epoch, "places in weights of source a")
-    rows = WeightedRows(Held(WeightSums(sums_of(weights))), NOTHING, samples, key)
-    turns = np.arange(3 * samples)
-    taken = SourceOrder(rows, 3, "a", epoch).take(turns)
-    for number in range(3):
-        order = Permutation(samples, derive_key(3, epoch, f"mixture source {number} a")).slice(0, samples)
-        inside = slice(number * samples, (number + 1) * samples)
-        assert taken[inside].tolist() == rows.select(order, number).tolist()
-        backwards = SourceOrder(rows, 3, "a", epoch).take(turns[inside][::-1].copy())
-        assert backwards.tolist() == taken[inside][::-1].tolist()
 
 
 def test_rounds_differ_and_do_not_affect_rows_that_come_once() -> None:

@@ -7,7 +7,6 @@ import os
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +19,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from tests.launchers.jobs import own_rows
-from tests.states import table_of, with_newest
-from tests.tables.plain import meant_warnings
-from tests.torch.modes import LAKE, write_tables
+from tests.order.weighted import ROWS, SIZES, ids, make, write, write_weighted
+from tests.states import table_of
 from torch_table_loader import (
     ConfigError,
-    MixedDataset,
-    Pack,
     ResumeError,
     StorageError,
-    StructuredDataset,
     TableError,
-    TableLoader,
     Weights,
 )
-from torch_table_loader.engine import row_weights
 from torch_table_loader.errors import ConfigTypeError
-from torch_table_loader.testing import small_sizes
-
-SIZES = [40, 1, 0, 59]
-ROWS = sum(SIZES)
-
-
-def write(root: Path, **columns: Any) -> str:
-    """Write a table of files of `SIZES` rows with the column `x`, each row's ordinal, and others; give its path."""
-    root.mkdir(exist_ok=True)
-    whole = pa.table({"x": np.arange(ROWS), **columns})
-    start = 0
-    for number, size in enumerate(SIZES):
-        part, path = whole.slice(start, size), root / f"{number}.parquet"
-        pq.write_table(part, path, row_group_size=13, compression="none", use_dictionary=False)
-        start += size
-    return str(root)
+from torch_table_loader.order import row_weights
+from torch_table_loader.sizes import small_sizes
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Rows whose weight `w` is 0 to 3, of which one in ten has the class "rare"."""
-    rows = np.arange(ROWS)
-    kind = np.where(rows % 10 == 3, "rare", "often")
-    return write(tmp_path_factory.mktemp("table"), w=(rows % 4).astype("f4"), kind=kind)
-
-
-def make(path: str, **options: Any) -> Any:
-    options = {"shuffle": "rows", "weights": "w", "check_plan": False, "row_id": True, "num_workers": 2} | options
-    if "global_batch_size" not in options:
-        options = {"batch_size": 7} | options
-    with meant_warnings():
-        return StructuredDataset.create_dataloader(path, "parquet", **options)[0]
-
-
-def ids(loader: Any, steps: int | None = None) -> list[int]:
-    """Give the rows of some batches, padding left out."""
-    found: list[int] = []
-    for batch in islice(loader, steps):
-        rows = batch["row_id"].tolist()
-        padding = batch["padding"].tolist() if "padding" in batch else [False] * len(rows)
-        found += [row for row, pads in zip(rows, padding, strict=True) if not pads]
-    return found
+    return write_weighted(tmp_path_factory.mktemp("table"))
 
 
 # ---- laws ------------------------------------------------------------------------------------------------
@@ -216,14 +174,6 @@ def test_the_order_is_the_same_however_it_is_served(
     assert ids(make(table, **options)) == ids(make(table))
 
 
-def test_a_store_behind_a_url_has_its_weights_on_this_machine(
-    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path))
-    assert ids(make(table, row_store="memory://weighted/stores")) == ids(make(table))
-    assert len(list((tmp_path / "row-stores" / "weights").glob("*.sums"))) == 1
-
-
 def test_length_explanation_rows_of_and_the_map(table: str) -> None:
     loader = make(table, weights=Weights(column="w", samples=250), columns=["x"], drop_last=True)
     assert (len(loader), len(list(loader))) == (35, 35)
@@ -305,54 +255,6 @@ def test_samples_alone_are_the_first_rows_of_the_order_and_others_each_epoch(tab
     assert not reads
 
 
-def test_a_source_of_a_mixture_may_have_few_samples(table: str) -> None:
-    few, all_of_it = (StructuredDataset(table, shuffle="rows", weights=given) for given in (Weights(samples=12), None))
-    assert len(MixedDataset.create_dataloader({"a": few, "b": all_of_it}, {"a": 1, "b": 1}, batch_size=1)[0]) == 24
-    natural = MixedDataset({"a": few, "b": all_of_it}, "rows")
-    assert natural.weights == {"a": 3, "b": 25}
-
-
-def test_a_source_of_a_mixture_may_be_weighted(table: str) -> None:
-    def mixed(samples: int | None = 50, **options: Any) -> TableLoader:
-        weights = Weights(column="w", samples=samples)
-        sources = {
-            "a": StructuredDataset(table, shuffle="rows", row_id=True, weights=weights),
-            "b": StructuredDataset(table, shuffle="rows", row_id=True),
-        }
-        return MixedDataset.create_dataloader(sources, {"a": 3, "b": 1}, batch_size=8, num_workers=2, **options)[0]
-
-    def both(loader: TableLoader) -> list[tuple[int, int]]:
-        return [
-            pair for batch in loader for pair in zip(batch["source"].tolist(), batch["row_id"].tolist(), strict=True)
-        ]
-
-    loader = mixed()
-    order = both(loader)
-    of_a = Counter(row for source, row in order if source == 0)
-    assert of_a.total() == 50, "the epoch ends when a source's samples are taken"
-    assert not any(row % 4 == 0 for row in of_a)
-    weights = np.arange(ROWS) % 4
-    assert all(abs(of_a[row] - 50 * weights[row] / weights.sum()) < 2 for row in range(ROWS))
-    begun, again = mixed(), mixed()
-    for _ in islice(begun, 3):
-        state = json.loads(json.dumps(begun.state_dict()))
-    again.load_state_dict(state)
-    assert both(again) == order[24:]
-    rounds = Counter(row for source, row in both(mixed(stop="all_exhausted")) if source == 0)
-    assert rounds.total() > 5 * 50
-    assert all(abs(rounds[row] - rounds.total() * weights[row] / weights.sum()) < 2 * 7 for row in range(ROWS))
-    sources = {name: StructuredDataset(table, shuffle="rows", row_id=True) for name in "ab"}
-    plain = MixedDataset.create_dataloader(sources, {"a": 3, "b": 1}, batch_size=8)[0]
-    with pytest.raises(ResumeError, match=r"source 'a'.*weights was \"Weights"):
-        plain.load_state_dict(state)
-    with pytest.raises(ResumeError, match=r"source 'a'.*weights was None and is \"Weights"):
-        mixed().load_state_dict(plain.state_dict())
-    nothing = StructuredDataset(table, shuffle="rows", row_id=True, weights="w")
-    nothing.exclude(range(ROWS))
-    with pytest.raises(ConfigError, match="source 'a' has no row"):
-        MixedDataset({"a": nothing}, {"a": 1})
-
-
 # ---- states ----------------------------------------------------------------------------------------------
 
 
@@ -399,7 +301,6 @@ def test_a_state_of_other_values_of_the_same_column_is_refused(tmp_path: Path) -
         ({"weights": "W"}, ConfigError, "column='W' of weights: the table has no such column; did you mean .*w"),
         ({"weights": "kind"}, ConfigError, r"column of numbers, got one of string; Weights\(balance='kind'\)"),
         ({"on_growth": "continue"}, ConfigError, "on_growth and weights do not go together"),
-        ({"pack": Pack(seq_len=8, strategy="windows")}, ConfigError, "cuts tokens without regard to documents"),
         ({"filters": pc.field("w") == 0}, TableError, "all 25 live rows have the weight 0 in column 'w'"),
         (
             {"filters": pc.field("x") < 0, "weights": Weights(column="w", samples=5)},
@@ -525,15 +426,15 @@ def crossed(weights: Any) -> Any:
 
 def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp_path: Path, reads: list[None]) -> None:
     items = make(table, row_store=str(tmp_path)).dataset.job
-    weights = crossed(items.weights)
+    weights = crossed(items.draws)
     assert len(pickle.dumps(weights)) < 8 * ROWS
-    assert np.array_equal(weights.sums.cells, items.weights.sums.cells)
+    assert np.array_equal(weights.sums.cells, items.draws.sums.cells)
     assert len(reads) == 1
-    taken = crossed(items.weights)
+    taken = crossed(items.draws)
     sums_in(tmp_path)[0].unlink()
     with pytest.raises(StorageError, match="were removed or replaced; run again"):
         taken.sums  # noqa: B018 it is mapped when it is asked for
-    held = crossed(make(table).dataset.job.weights)
+    held = crossed(make(table).dataset.job.draws)
     assert np.array_equal(held.sums.cells, weights.sums.cells)
 
 
@@ -567,21 +468,3 @@ def test_a_folder_that_cannot_be_written_is_named(table: str, tmp_path: Path) ->
     (tmp_path / "weights").write_text("mine")
     with pytest.raises(StorageError, match="must be what this library made there, got a file"):
         make(table, row_store=str(tmp_path))
-
-
-# ---- tables with deletes ---------------------------------------------------------------------------------
-
-
-def test_deleted_rows_of_a_lake_take_no_part(tmp_path: Path) -> None:
-    write_tables(tmp_path)
-    loader = LAKE.make(tmp_path, weights=Weights(column="x", samples=300))
-    assert len(loader) == 60
-    counts, live = Counter(own_rows(loader)), LAKE.live(tmp_path)
-    assert counts.total() == 300
-    assert len(live) < max(live), "some rows are deleted"
-    assert all(abs(counts[row] - 300 * row / sum(live)) < 2 for row in live)
-    assert set(counts) <= live
-    rest = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), num_ranks=2, rank=1)
-    rest.load_state_dict(with_newest(loader.state_dict() | {"epoch": 0}, steps=1, consumed=40))
-    again = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), batch_size=1)
-    assert own_rows(rest) == own_rows(again)[41::2]

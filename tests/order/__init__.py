@@ -1,0 +1,1 @@
+"""Tests of rows that come more or less often than once, or came during an epoch."""

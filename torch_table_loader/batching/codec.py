@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import encoded, plain, take_rows
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
-from torch_table_loader.arrow.datatypes import decoded_type, opened_type
+from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
+from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Collected, DealtWhole, Rows, RowsCodec, new_block, pieces_of
@@ -124,20 +124,15 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
         self._schema = schema
-        self._columns: list[Decoder]
-        self._columns, self.null_sensitive = choose(schema, policy)
-        self._keys = keyed(schema, self._columns, policy)
-        self.shapes = [shape for column, _ in self._keys for shape in column.shapes()]
-        columns = list(zip(schema, self._columns, strict=True))
-        self.refusing_nulls = frozenset(entry.name for entry, column in columns if column.refuses_null)
+        chosen = choose(schema, policy)
+        self.null_sensitive = chosen.sensitive
+        self.refusing_nulls = chosen.refusing
         """The columns in which a null, at whatever depth, is an error."""
-        self._coded = frozenset(entry.name for entry, column in columns if column.takes_encoded)
-        self._encoded = [
-            place
-            for place, (entry, column) in enumerate(columns)
-            if not column.takes_encoded and opened_type(entry.type) != entry.type
-        ]
-        found = [column.together(places) for column, places in self._keys if isinstance(column, Stack)]
+        self._coded, self._encoded = chosen.coded, chosen.encoded
+        self._keyed = keyed(schema, chosen.columns, policy)
+        self.shapes = [shape for column in self._keyed.makers for shape in column.shapes()]
+        keys = zip(self._keyed.makers, self._keyed.places, strict=True)
+        found = [column.together(places) for column, places in keys if isinstance(column, Stack)]
         self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
@@ -174,7 +169,7 @@ class TensorCodec(RowsCodec[TensorRows]):
             num_rows = len(columns[0]) if columns else 0
         data: list[Any] = []
         seen: set[int] = set()
-        for column, places in self._keys:
+        for column, places in zip(self._keyed.makers, self._keyed.places, strict=True):
             if isinstance(column, Stack):
                 column.into([columns[place] for place in places], data, seen)
             else:

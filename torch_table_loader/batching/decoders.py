@@ -23,7 +23,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import bits, null_mask, offsets_of, plain, relisted, valid_mask
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.sound import check_times
-from torch_table_loader.batching.outputs import DenseKind, Kind, Lists, ListsKind, TextKind, offsets_from
+from torch_table_loader.batching.outputs import DenseKind, Kind, Lists, ListsKind, TextKind, dense_kind, offsets_from
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class FlatCell(Cell):
     @property
     def kind(self) -> DenseKind:
         """One value a row."""
-        return DenseKind(self.dtype)
+        return dense_kind(self.dtype)
 
     @property
     def refuses_null(self) -> bool:
@@ -182,7 +182,7 @@ class GridCell(Cell):
     @property
     def kind(self) -> DenseKind:
         """One array of a fixed shape a row."""
-        return DenseKind(self.item.kind.dtype, (self.size, *self.item.kind.inner))
+        return dense_kind(self.item.kind.dtype, (self.size, *self.item.kind.inner))
 
     @property
     def refuses_null(self) -> bool:
@@ -229,6 +229,7 @@ class Decoder(ABC):
 
     __slots__ = ()
 
+    name: str
     takes_encoded: ClassVar[bool] = False
     """Whether it takes dictionaries as they are; all else comes in its plain type."""
 
@@ -255,7 +256,7 @@ class Decoder(ABC):
 
 
 def _mask_leaf(name: str, cut: Cut) -> Leaf:
-    return Leaf(f"{name}{MASK_SUFFIX}", DenseKind(np.dtype(np.bool_)), cut)
+    return Leaf(f"{name}{MASK_SUFFIX}", dense_kind(np.dtype(np.bool_)), cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,7 @@ class Stack:
 
     def shapes(self) -> list[Shape]:
         """Return the one key."""
-        return [Leaf(self.name, DenseKind(np.dtype(np.float32), (len(self.members),)), self.cut)]
+        return [Leaf(self.name, dense_kind(np.dtype(np.float32), (len(self.members),)), self.cut)]
 
     def together(self, places: Sequence[int]) -> dict[int, np.dtype[Any]] | None:
         """Return the stored types of the columns at some places; None where values are more than casts of those."""
@@ -474,7 +475,7 @@ class CodesDecoder(Decoder):
 
     def shapes(self) -> list[Shape]:
         """The one leaf."""
-        return [Leaf(self.name, DenseKind(np.dtype(np.int64)), self.cut)]
+        return [Leaf(self.name, dense_kind(np.dtype(np.int64)), self.cut)]
 
     @override
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:

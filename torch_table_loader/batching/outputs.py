@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from operator import sub
@@ -158,6 +159,12 @@ class DenseKind(Kind):
     def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> NDArray[Any]:
         """View the piece as rows."""
         return pieces[0].view(self.dtype).reshape((num_rows, *self.inner))
+
+
+@lru_cache(maxsize=64)
+def dense_kind(dtype: np.dtype[Any], inner: tuple[int, ...] = ()) -> DenseKind:
+    """Return a kind, which all columns of it share."""
+    return DenseKind(dtype, inner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,8 @@ class ColumnFunction:
 
 def column_functions(shapes: Sequence[Shape], policy: TypePolicy) -> tuple[ColumnFunction, ...]:
     """Return the functions that a policy names, in the order in which they are called."""
+    if not (policy.decode or policy.transforms):
+        return ()
     known = dict(_keys(shapes))
     return tuple(
         ColumnFunction(option, name, _place(option, name, known), function, policy.output_format == "numpy")

@@ -76,8 +76,11 @@ class Conformer:
         remedies: tuple[str, str, str] = _REMEDIES,
     ) -> Conformer:
         """Build a conformer, which knows whether batches need any change."""
-        own = pa.schema([file_schema.field(read) for read in reads])
-        plain = list(sources) == [Source(place, field.type) for place, field in enumerate(own)]
+        own = selected(file_schema, reads)
+        kinds = zip(sources, own.types, strict=False)
+        plain = len(sources) == len(own) and all(
+            source == Source(place, kind) for place, (source, kind) in enumerate(kinds)
+        )
         as_they_are = plain and schema.equals(own)
         return cls(name, tuple(reads), schema, tuple(sources), as_they_are, remedies)
 
@@ -187,6 +190,13 @@ def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def selected(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return a schema of some columns; it has the metadata of the schema if they are all of them."""
+    if list(names) == schema.names:
+        return schema
+    return pa.schema([schema.field(name) for name in names])
+
+
 def conform_plan(
     file_schema: pa.Schema,
     table_schema: pa.Schema,
@@ -208,9 +218,10 @@ def conform_plan(
     >>> plan.apply(pa.record_batch({"a": pa.array([1, 2], pa.int32())})).to_pydict()
     {'a': [1, 2], 'day': [3, 3]}
     """
-    if columns is None:
-        columns = table_schema.names
-    schema = pa.schema([table_schema.field(column) for column in columns])
+    names = table_schema.names
+    if columns is not None:
+        names = list(columns)
+    schema = selected(table_schema, names)
     constants = dict(partition)
     reads: list[str] = []
     sources: list[Source] = []

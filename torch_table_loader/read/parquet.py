@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import selected, take_rows
-from torch_table_loader.arrow.sound import sound_text
+from torch_table_loader.arrow.sound import sound_text, text_places
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
     BoundsReader,
@@ -277,6 +277,18 @@ class ParquetReader(
         return chunk_ranges(parse(_footer_of(file, meta)), file.version.num_bytes, groups, columns)
 
 
+class _Part(NamedTuple):
+    """How some columns of a row group come, which is the same for all row groups of a file.
+
+    Args:
+        texts: the places of columns with text.
+        as_asked: whether they come without others, and in the order in which they are asked for.
+    """
+
+    texts: list[int]
+    as_asked: bool
+
+
 class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
@@ -306,6 +318,8 @@ class ParquetFile(ThinningFile):
         self._values_at_once = sizes().parquet_values
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
+        self._parts: dict[tuple[str, ...], _Part] = {}
+        self._schemas: dict[tuple[str, ...], pa.Schema] = {}
         self._seen = seen_rows(meta.footer or b"")
         readable = handle.schema_arrow.names
         self._encrypted = frozenset(meta.schema.names).difference(readable) if len(readable) < len(meta.schema) else ()
@@ -416,18 +430,25 @@ class ParquetFile(ThinningFile):
         """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
         at_once = max(1, self._values_at_once // max(1, self._rows_of(group)))
         at_once = max(1, len(columns)) if self._shares else at_once
-        tables = []
-        for start in range(0, max(1, len(columns)), at_once):
-            part = columns[start : start + at_once]
-            table = self._handle.read_row_group(group, columns=part, use_threads=self._shares)
-            if self._instants is not None:
-                table = self._instants.of_group(table, group, part)
-            tables.append(sound_text(table if table.column_names == part else table.select(part)))
-        if len(tables) > 1:
-            fields = [field for table in tables for field in table.schema]
-            arrays = [column for table in tables for column in table.columns]
-            tables = [pa.Table.from_arrays(arrays, schema=pa.schema(fields))]
-        return tables[0]
+        starts = range(0, max(1, len(columns)), at_once)
+        tables = [self._some(group, columns[start : start + at_once]) for start in starts]
+        if len(tables) == 1:
+            return tables[0]
+        names = tuple(columns)
+        if (schema := self._schemas.get(names)) is None:
+            schema = self._schemas[names] = pa.schema([field for table in tables for field in table.schema])
+        return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=schema)
+
+    def _some(self, group: int, columns: list[str]) -> pa.Table:
+        """Read a few columns of a row group at once; how they come is looked up at the first row group."""
+        table = self._handle.read_row_group(group, columns=columns, use_threads=self._shares)
+        if self._instants is not None:
+            table = self._instants.of_group(table, group, columns)
+        names = tuple(columns)
+        if (known := self._parts.get(names)) is None:
+            schema = pa.schema(map(table.schema.field, columns))
+            known = self._parts[names] = _Part(text_places(schema), table.column_names == columns)
+        return sound_text(table if known.as_asked else table.select(columns), known.texts)
 
     def _streamed(self, groups: list[int], columns: list[str], first: int, max_rows: int) -> Iterator[pa.RecordBatch]:
         """Stream row groups in batches of `max_rows`; if the first one is to have fewer, as many as they weigh."""
@@ -437,12 +458,14 @@ class ParquetFile(ThinningFile):
         if self._instants is not None:
             batches = self._instants.of_batches(batches, groups, columns, first)
         rows, num_bytes, num_rows = first, 0, 0
+        texts: list[int] | None = None
         while True:
             for reader in self._readers:
                 reader.set_batch_size(rows)  # streams of one file share it
             if (batch := next(batches, None)) is None:
                 break
-            yield sound_text(batch)
+            texts = text_places(batch.schema) if texts is None else texts
+            yield sound_text(batch, texts)
             if first < max_rows and batch.num_rows:
                 num_bytes, num_rows = num_bytes + batch.nbytes, num_rows + batch.num_rows
                 most = self._most_bytes // PARTS * batch.num_rows // max(1, batch.nbytes)

@@ -44,6 +44,8 @@ Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 PARTS = 4
 """Parts of `dictionary_bytes` in which what may be more is decoded."""
 
+_DICTIONARY = pa.dictionary(pa.int8(), pa.null()).id
+
 
 class WithoutStatistics(FormatReader):
     """A reader of files that keep no statistics: only partition values rule rows out."""
@@ -221,7 +223,7 @@ def _cuts_of_dictionaries(batch: pa.RecordBatch) -> list[int]:
     """
     cuts = set[int]()
     for place, kind in enumerate(batch.schema.types):
-        if not pa.types.is_dictionary(kind) or not is_text(kind.value_type) or not batch.num_rows:
+        if kind.id != _DICTIONARY or not is_text(kind.value_type) or not batch.num_rows:
             continue
         column, most = batch.column(place), sizes().dictionary_bytes
         lengths = pc.fill_null(pc.binary_length(column.dictionary).cast(pa.int64()), 0)

@@ -292,8 +292,9 @@ class TaskReader:
         if self._knows_live(plan):
             _check_found(plan.file, task.segments, [plan.live_rows(segment) for segment in task.segments])
         planned, owners = self._fitted(plan, task.segments)
-        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
-        if take and (runs := self._runs(plan, segments)):
+        as_stored = not self._masks(plan)
+        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=as_stored)
+        if take and (runs := plan_runs(segments, plan.group_starts, merge=as_stored)):
             return _ToRead(plan, segments, runs, skip, take, owners)
         return None
 
@@ -372,9 +373,6 @@ class TaskReader:
             return plan_file(
                 file, meta, self._table_schema, columns, filters, self._deletes, self._conformers, self._encoded
             )
-
-    def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
-        return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
 
     @translating
     def _walking(

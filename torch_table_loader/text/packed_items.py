@@ -311,7 +311,7 @@ class PackedItems(TableItems):
 
     @override
     def notes(self, position: SamplePosition) -> list[str]:
-        pack, tokens = self.pack, self._tokens_in(position.epoch).lengths.total
+        pack, tokens = self.pack, self.tokens.of_epoch(self.options.shuffle_seed, position.epoch).lengths.total
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
@@ -336,13 +336,10 @@ class PackedItems(TableItems):
             return None
         return self.stream(position).counts()
 
-    def _tokens_in(self, epoch: int) -> StoredTokens:
-        return self.tokens.of_epoch(self.options.shuffle_seed, epoch)
-
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
         seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
-        tokens = self._tokens_in(epoch).of_length(length)
+        tokens = self.tokens.of_epoch(seed, epoch).of_length(length)
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
         key = epoch, exclusions.digest, origin, length
         made = partial(_checked_stream, self, tokens, self.columns)

@@ -34,7 +34,9 @@ topologies = st.builds(
     lanes=st.integers(1, 8),
     batch_size=st.integers(1, 40),
     shuffle_buffer_size=st.one_of(
-        st.none(), st.integers(1, 50), st.builds(Mixing, st.integers(1, 50), st.integers(1, 6))
+        st.none(),
+        st.integers(1, 50),
+        st.builds(Mixing, st.integers(1, 50), st.integers(1, 6), st.none() | st.integers(1, 20)),
     ),
     even_ranks=st.sampled_from([None, "balance", "drop", "pad"]),
     drop_last=st.booleans(),

@@ -46,8 +46,8 @@ _ROWS = (
     "tests/torch/test_every_mode.py::test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others",
 )
 _MIXTURES = (
-    "tests/laws/test_mixture.py",
-    "tests/torch/test_mixed.py::test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_repeat",
+    "tests/mixtures/test_mixture.py",
+    "tests/mixtures/test_mixed.py::test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_repeat",
     "tests/torch/test_every_mode.py::test_epochs_and_seeds_differ_and_rows_of_tells_them",
     "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
 )
@@ -66,7 +66,7 @@ _BATCHES = (
 FAULTS = (
     Fault(
         *(1, "a rank misses the last split", "planning/ranks.py"),
-        "own = order.take(np.arange(rank, len(order), ranks))",
+        "own = order.every(rank, ranks)",
         "own = order.take(np.arange(rank, max(rank, len(order) - 1), ranks))",
         _EXACTLY_ONCE,
     ),
@@ -109,7 +109,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(1, "a mixture ends one block early", "planning/mixture.py"),
+        *(1, "a mixture ends one block early", "mixtures/mixture.py"),
         "first = self.shares.start + (blocks - 1) * self.block_rows\n        source",
         "first = self.shares.start + max(0, blocks - 2) * self.block_rows\n        source",
         _MIXTURES,
@@ -166,10 +166,10 @@ FAULTS = (
         _DELETES,
     ),
     Fault(
-        *(1, "a mixture of streams ends one block early", "planning/dealing.py"),
+        *(1, "a mixture of streams ends one block early", "mixtures/dealing.py"),
         "return int(places[np.flatnonzero(fits)[-1 if first else 0]])",
         "return max(0, int(places[np.flatnonzero(fits)[-1 if first else 0]]) - first * self.block_rows)",
-        ("tests/laws/test_dealing.py", "tests/torch/test_mixed_streams.py"),
+        ("tests/mixtures/test_dealing.py", "tests/products/test_mixed_streams.py"),
     ),
     Fault(
         *(2, "a window's order ignores the epoch", "planning/windows.py"),
@@ -194,12 +194,12 @@ FAULTS = (
         ("tests/laws/test_row_seeds.py", "tests/torch/test_frozen_order.py", "tests/torch/test_row_stage.py"),
     ),
     Fault(
-        *(2, "the order of a mixture ignores the epoch", "planning/mixture.py"),
+        *(2, "the order of a mixture ignores the epoch", "mixtures/mixture.py"),
         'key = derive_key(self.seed, self.epoch, f"mixture by quotas from {self.shares.start}")',
         'key = derive_key(self.seed, 0, f"mixture by quotas from {self.shares.start}")',
         (
             "tests/torch/test_frozen_order.py",
-            "tests/torch/test_mixed.py::test_each_epoch_takes_its_sources_in_another_order",
+            "tests/mixtures/test_mixed.py::test_each_epoch_takes_its_sources_in_another_order",
         ),
     ),
     Fault(
@@ -314,7 +314,7 @@ FAULTS = (
         _REFUSALS,
     ),
     Fault(
-        *(7, "a state of rows with origins of sequences is taken", "engine/jobs/mixed_rows.py"),
+        *(7, "a state of rows with origins of sequences is taken", "mixtures/mixed_rows.py"),
         "    if position.origins:\n",
         "    if position.origins and job.samples.cut_anywhere:\n",
         ("tests/torch/test_foreign_fields.py", "tests/text/test_frozen_packs.py"),
@@ -332,12 +332,12 @@ FAULTS = (
         ("tests/torch/test_foreign_fields.py", "tests/torch/test_state_records.py"),
     ),
     Fault(
-        *(4, "an epoch ends before sources that get their weight later", "engine/jobs/mixed_sources.py"),
+        *(4, "an epoch ends before sources that get their weight later", "mixtures/mixed_sources.py"),
         "        ahead = self.later.ahead(epoch, done)\n",
         "        ahead: list[Any] = []\n",
         (
-            "tests/torch/test_mixed_schedules.py::test_an_epoch_ends_by_all_its_weights",
-            "tests/torch/test_mixed_schedules.py::test_a_source_that_gets_its_weight_late_is_waited_for",
+            "tests/products/test_mixed_schedules.py::test_an_epoch_ends_by_all_its_weights",
+            "tests/products/test_mixed_schedules.py::test_a_source_that_gets_its_weight_late_is_waited_for",
         ),
     ),
     Fault(

@@ -3,7 +3,7 @@
     python -m tools.guests [NAME ...] [--list]
 
 A guest is a part of the package that the core does not import; `torch_table_loader/installed.py` has the table of
-those that come off, this module their tests and pages. For each, its modules, tests and pages are deleted from a copy.
+them, this module their tests and pages. For each, its modules, tests and pages are deleted from a copy.
 There the tests of levels run, some of the core, and some of each other guest. The command fails where a test fails, or
 where what the guest served is not refused by one error that says "this build has no …".
 """
@@ -26,26 +26,7 @@ from torch_table_loader.installed import GUESTS
 
 PACKAGE = "torch_table_loader"
 
-LATER = {
-    "mixtures": (
-        *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
-        *("engine.jobs.mixed_sources", "engine.jobs.mixture_calls", "engine.jobs.mixture_record"),
-        "engine.jobs.mixed_turns",
-        *("engine.work.mixed_items", "engine.work.mixed_stream_work"),
-        *(
-            "engine.work.source_form",
-            "planning.dealing",
-            "planning.mixed_samples",
-            "planning.mixed_stages",
-            "planning.mixture",
-            "planning.quotas",
-            "planning.rounds",
-        ),
-    ),
-}
-"""The modules of guests that do not come off yet."""
-
-MODULES = {**{name: guest.modules for name, guest in GUESTS.items()}, **LATER}
+MODULES = {name: guest.modules for name, guest in GUESTS.items()}
 """The modules and folders of each guest, relative to the package."""
 
 FRONT = ("", "extend", "installed", "keywords", "options")
@@ -133,7 +114,7 @@ BESIDE = {
                 "tests/rooms/test_rest_client.py",
                 "tests/fuzz/test_damaged_iceberg.py",
             ),
-            *("tests/products/test_*_of_iceberg.py", "tests/torch/test_mixed_iceberg.py"),
+            *("tests/products/test_*_of_iceberg.py", "tests/products/test_mixed_iceberg.py"),
         ),
         ("catalogs", "iceberg"),
     ),
@@ -224,10 +205,32 @@ BESIDE = {
         'StructuredDataset.from_arrow(pa.table({"x": [1]}), pack={"seq_len": 8})',
         (
             "tests/text/test_packing.py::test_presets_have_the_names_of_their_field",
-            "tests/text/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",
+            "tests/text/test_pack_schedule.py::test_seek_and_rows_of_count_steps_over_lengths",
         ),
-        ("tests/text/*.py", "tests/text/states", "tests/products/test_*_of_packing.py"),
+        (
+            *("tests/text/*.py", "tests/text/states", "tests/products/test_*_of_packing.py"),
+            *("tests/products/test_mixed_lengths.py", "tests/products/test_mixed_packed_streams.py"),
+            *("tests/products/test_mixed_ends.py", "tests/products/test_mixed_schedules.py"),
+            *("tests/products/test_mixed_options.py", "tests/products/test_taken_sources.py"),
+        ),
         ("language-models",),
+    ),
+    "mixtures": Beside(
+        "from torch_table_loader import MixedDataset",
+        (
+            "tests/mixtures/test_mixed_jobs.py::test_the_order_does_not_depend_on_the_topology",
+            "tests/mixtures/test_mixed.py::test_each_epoch_takes_its_sources_in_another_order",
+            "tests/mixtures/test_quotas.py::test_natural_shares_deliver_each_row_once",
+        ),
+        (
+            *("tests/mixtures/*.py", "tests/products/test_mixed_*.py", "tests/products/test_taken_sources.py"),
+            "tests/products/test_*_of_mixtures.py",
+        ),
+        ("api-mixed-dataset", "mixing"),
+        shared=(
+            "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[a mixture",
+            "tests/torch/test_frozen_order.py::test_frozen_words_of_what_follows_a_state[a mixture",
+        ),
     ),
     "tensorproto": Beside(
         _READER.format("tensorproto"),
@@ -316,13 +319,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Exit with 1 unless each guest came off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="the guests to take off; without, all")
-    parser.add_argument("--list", action="store_true", help="list the guests, and those that do not come off yet")
+    parser.add_argument("--list", action="store_true", help="list the guests")
     asked = parser.parse_args(arguments)
     if unknown := set(asked.names) - GUESTS.keys():
         parser.error(f"no such guest: {', '.join(sorted(unknown))}; see --list")
     if asked.list:
         print("\n".join(f"{name}: {guest.title}" for name, guest in GUESTS.items()))
-        print("\n".join(f"{name}: does not come off yet" for name in LATER))
         return
     sys.exit(not check(asked.names or list(GUESTS), ROOT))
 

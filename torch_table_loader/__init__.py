@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from torch_table_loader.keywords import LoaderKeywords
     from torch_table_loader.loader import Batch, TableLoader
     from torch_table_loader.metrics import Metrics
-    from torch_table_loader.mixed import MixedDataset
+    from torch_table_loader.mixtures.mixed import MixedDataset
+    from torch_table_loader.mixtures.stop import Stop
     from torch_table_loader.option_values import Budget, ColumnStatistics, Hash, Pad, RowStore, Vocabulary, Weights
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.cutting import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.read.text_options import Csv, Json
-    from torch_table_loader.schedules import Schedule, Stop
+    from torch_table_loader.schedules import Schedule
     from torch_table_loader.text.chat import Chat
     from torch_table_loader.text.flat_tokens import FlatTokens
     from torch_table_loader.text.pack import Pack
@@ -74,7 +75,7 @@ _HOMES = {
     "MissingExtraError": "errors",
     "MissingFileError": "errors",
     "MissingPathError": "errors",
-    "MixedDataset": "mixed",
+    "MixedDataset": "mixtures.mixed",
     "OutOfMemoryError": "errors",
     "Pack": "text.pack",
     "Pad": "option_values",
@@ -84,7 +85,7 @@ _HOMES = {
     "RowStore": "option_values",
     "Schedule": "schedules",
     "SizeBalancedStrategy": "planning.cutting",
-    "Stop": "schedules",
+    "Stop": "mixtures.stop",
     "StorageError": "errors",
     "StorageTimeoutError": "errors",
     "StructuredDataset": "dataset",

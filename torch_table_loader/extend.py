@@ -22,9 +22,7 @@ from torch_table_loader.planning.keys import Key, derive_key
 from torch_table_loader.planning.lanes import longest_first
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.lists import Slices
-from torch_table_loader.planning.mixture import Mixture, SourceOrder
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
@@ -40,7 +38,6 @@ from torch_table_loader.records import (
     Shard,
     Split,
 )
-from torch_table_loader.schedules import StopRule
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.units import parse_bytes
@@ -48,6 +45,9 @@ from torch_table_loader.units import parse_bytes
 if TYPE_CHECKING:
     from torch_table_loader import table_formats
     from torch_table_loader.far.requests import plan_pieces
+    from torch_table_loader.mixtures.mixture import Mixture, SourceOrder
+    from torch_table_loader.mixtures.quotas import Quotas
+    from torch_table_loader.mixtures.stop import StopRule
     from torch_table_loader.order.weighted_rows import WeightedRows, WeightSums, cumulate
     from torch_table_loader.planning.value_sums import ValueSums
     from torch_table_loader.text.packing import Packer, packer_of
@@ -109,6 +109,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Mixture": "mixtures.mixture",
+    "Quotas": "mixtures.quotas",
+    "SourceOrder": "mixtures.mixture",
+    "StopRule": "mixtures.stop",
     "Packer": "text.packing",
     "ValueSums": "planning.value_sums",
     "WeightSums": "order.weighted_rows",

@@ -78,7 +78,9 @@ class Table:
         widths = _widths(header, cells, right, width)
         if widths is None:
             return self._upright(header, cells).text(width, strong)
-        lines = [strong(wrapped(self.title, width))] if self.title else []
+        lines = []
+        if self.title:
+            lines.append(strong(wrapped(self.title, width)))
         if any(header):
             lines += [strong(f"{' ' * _INDENT}{line}") for line in _folded(header, widths, right)]
         lines += [f"{' ' * _INDENT}{line}" for row in cells for line in _folded(row, widths, right)]
@@ -151,7 +153,9 @@ def wrapped(text: str, width: int) -> str:
 
 def _wrapped_line(line: str, width: int) -> str:
     label = re.match(r"\s*\S+\s{2,}", line)
-    indent = len(label[0]) if label else len(line) - len(line.lstrip()) + _INDENT
+    indent = len(line) - len(line.lstrip()) + _INDENT
+    if label:
+        indent = len(label[0])
     further = " " * indent
     return textwrap.fill(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
 

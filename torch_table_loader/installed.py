@@ -59,10 +59,11 @@ GUESTS = {
     "tensorproto": Guest("tensor shards of ONNX", ("formats.tensorproto",)),
     "text": Guest("packing", ("text",)),
     "order": Guest("weights or growth of rows", ("order",)),
+    "mixtures": Guest("mixtures", ("mixtures",)),
     "budgets": Guest("batches by budget in streams", ("budgets",)),
     "statistics": Guest("statistics of columns", ("engine.measuring", "planning.value_sums")),
 }
-"""All guests that come off; `tools/guests.py` takes them off, and says which parts are to follow."""
+"""All guests; `tools/guests.py` takes them off."""
 
 _ARROW = (".arrow", ".ipc", ".feather")
 _DATATROVE = (".ds", ".ds.index", ".ds.loss", ".ds.metadata")
@@ -91,7 +92,7 @@ SPELT_OUT = {"flat": Format("text.flat_tokens", "FlatTokens", ())}
 
 RECORDS = {
     "exclusions": "engine.exclusion_record",
-    "mixture": "engine.jobs.mixture_record",
+    "mixture": "mixtures.record",
     "packing": "text.packing_record",
 }
 """Modules of what is added to states, by its key there, relative to the package; each has a `RECORD`."""

@@ -488,6 +488,15 @@ def _check_rows(options: LoaderOptions) -> None:
         )
 
 
+_AGAINST_BUDGETS = {
+    "pack": "sequences of pack have seq_len tokens each, so that a number of them is a budget already",
+    "global_batch_size": "global_batch_size counts the rows of all ranks, where a budget is of a rank: for tokens of a "
+    "step, pass Budget(tokens=) with those of a step over the number of ranks",
+    "batch_by": "batch_by ends batches with files, where a budget fills them from blocks of rows",
+}
+"""Options that do not go with a budget, and why."""
+
+
 def _check_budget(options: LoaderOptions) -> None:
     budget = options.budget
     if budget is None:
@@ -497,11 +506,11 @@ def _check_budget(options: LoaderOptions) -> None:
             "batch_size=Budget(...) counts the rows that pass the filter; leave count_filtered=True, or pass a "
             "number of rows"
         )
-    for name in ("pack", "global_batch_size", "batch_by"):
+    for name, reason in _AGAINST_BUDGETS.items():
         if getattr(options, name) is not None:
             raise ConfigError(
-                f"batch_size=Budget(...) decides how many rows each batch has, and {name} needs as many in all; "
-                f"leave {name} out, or pass a number"
+                f"batch_size=Budget(...) fills each batch with rows up to its tokens, and {reason}; leave {name} out, "
+                "or pass a number of rows"
             )
 
 

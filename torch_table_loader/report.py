@@ -32,7 +32,9 @@ def element(tag: str, /, *children: str, **attributes: str | None) -> Markup:
     """
     names = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     pairs = "".join(f' {name}="{_escaped(value)}"' for name, value in names.items())
-    return Markup(f"<{tag}{pairs} />" if tag == "meta" else f"<{tag}{pairs}>{''.join(map(_escaped, children))}</{tag}>")
+    if tag == "meta":
+        return Markup(f"<{tag}{pairs} />")
+    return Markup(f"<{tag}{pairs}>{''.join(map(_escaped, children))}</{tag}>")
 
 
 def _escaped(text: str) -> Markup:
@@ -69,8 +71,9 @@ def table_of(table: Table) -> Markup:
     """Return rows as HTML; the first cell of a row is its name, and its bar, if any, comes behind it."""
     header: list[str] = list(table.columns.values())
     rows, totals, most = [*map(tuple, table.rows)], [*map(tuple, table.totals)], sys.maxsize
-    kinds = ["number" if table.bar or are_numbers else None for are_numbers in table.are_numbers()]
+    kinds, width = ["number" if table.bar or are_numbers else None for are_numbers in table.are_numbers()], "narrow"
     if table.bar:
+        width = "wide"
         at, most = list(table.columns).index(table.bar), MOST_BARS
         longest = max((row[at] or 0 for row in rows), default=0) or 1
         header.insert(1, table.columns[table.bar])
@@ -79,25 +82,26 @@ def table_of(table: Table) -> Markup:
         totals = [(row[0], Markup(), *row[1:]) for row in totals]
     kinds[0] = None
     head = [element("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True)]
-    drawn = element(
-        "table",
-        *([element("thead", element("tr", *head))] if any(header) else []),
-        element("tbody", *(_line(row, kinds) for row in rows[:most])),
-        *([element("tfoot", *(_line(row, kinds) for row in totals))] if totals else []),
-        class_="wide" if table.bar else "narrow",
-    )
-    title = [element("h3", table.title)] if table.title else []
+    parts = [element("tbody", *(_line(row, kinds) for row in rows[:most]))]
+    if any(header):
+        parts.insert(0, element("thead", element("tr", *head)))
+    if totals:
+        parts.append(element("tfoot", *(_line(row, kinds) for row in totals)))
+    drawn = [element("table", *parts, class_=width)]
+    if table.title:
+        drawn.insert(0, element("h3", table.title))
     more = [element("p", line, class_="faint") for line in table.left_out(most)]
-    return Markup("".join((*title, drawn, *more)))
+    return Markup("".join((*drawn, *more)))
 
 
 def tiles(facts: Iterable[Sequence[Cell]]) -> Markup:
     """Lay facts out side by side: each a name, a value, and what is to be said of the value."""
     boxes = []
     for name, value, *notes in facts:
-        note = Markup(" ".join(map(number, notes)).strip())
-        small = [element("dd", element("small", note))] if note else []
-        boxes.append(element("div", element("dt", said(name)), element("dd", number(value)), *small))
+        box = [element("dt", said(name)), element("dd", number(value))]
+        if note := Markup(" ".join(map(number, notes)).strip()):
+            box.append(element("dd", element("small", note)))
+        boxes.append(element("div", *box))
     return element("dl", *boxes, class_="tiles")
 
 
@@ -110,16 +114,18 @@ def picture_of(dots: Dots) -> Markup:
 
 def section(title: str, *parts: Table | Dots | str) -> Markup:
     """Return a part of a page under its title; tables and pictures lie side by side where there is room."""
-    text = [element("p", part, class_="faint") for part in parts if isinstance(part, str)]
-    side_by_side = [element("div", _drawn(part, title)) for part in parts if not isinstance(part, str)]
-    beside = [element("div", *side_by_side, class_="beside")] if side_by_side else []
-    return element("section", element("h2", title), *text, *beside)
+    inside = [element("p", part, class_="faint") for part in parts if isinstance(part, str)]
+    if side_by_side := [element("div", _drawn(part, title)) for part in parts if not isinstance(part, str)]:
+        inside.append(element("div", *side_by_side, class_="beside"))
+    return element("section", element("h2", title), *inside)
 
 
 def _drawn(part: Table | Dots, title: str) -> Markup:
     if isinstance(part, Dots):
         return picture_of(part)
-    return table_of(replace(part, title="") if part.title == title else part)
+    if part.title == title:
+        part = replace(part, title="")
+    return table_of(part)
 
 
 def plan_of(

@@ -86,6 +86,13 @@ class Samples:
             return width
         return 1
 
+    def check_mixed(self) -> None:
+        """Refuse to be the samples of a source of a mixture.
+
+        Raises:
+            ConfigError: what the source asks for does not go with a mixture.
+        """
+
     def warn_of(self, counts: SampleCounts | None) -> None:
         """Warn of what the samples of a table hold, as was counted."""
 
@@ -191,14 +198,6 @@ class SamplesOption(ABC):
         """
 
     @abstractmethod
-    def check_mixed(self) -> None:
-        """Refuse to be the samples of a source of a mixture.
-
-        Raises:
-            ConfigError: what the source asks for does not go with a mixture.
-        """
-
-    @abstractmethod
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return the same for a table with some columns.
 
@@ -269,6 +268,24 @@ class Counted:
     def packing(self) -> Any:
         """The counts, of sequences of tokens; None if rows are not packed."""
         return self.counts
+
+
+def known_sum(one: int | None, two: int | None) -> int | None:
+    """Add two numbers, of which None is unknown."""
+    if one is None or two is None:
+        return None
+    return one + two
+
+
+def in_percent(share: float | None) -> str | None:
+    """Format a share; None if it is unknown.
+
+    >>> in_percent(0.5)
+    '50.00 %'
+    """
+    if share is None:
+        return None
+    return f"{100 * share:.2f} %"
 
 
 def sum_of(counts: Iterable[SampleCounts | None]) -> SampleCounts | None:

@@ -24,6 +24,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.rows import ExactBatches, Part, WindowDeal, WindowShuffle
+from torch_table_loader.planning.window_sizes import WindowSizes
 from torch_table_loader.planning.windows import Dealing
 from torch_table_loader.testing import small_sizes
 
@@ -383,12 +384,13 @@ def test_slice_take_and_concat_agree_with_arrow(
 @given(
     length=st.integers(0, 90),
     window=st.integers(1, 40),
+    grown=st.lists(st.integers(1, 20), max_size=2),
     first=st.integers(0, 5),
     cuts=st.lists(st.integers(0, 90), max_size=6),
     whole=st.booleans(),
 )
 def test_a_window_is_permuted_whatever_the_chunks(
-    length: int, window: int, first: int, cuts: list[int], whole: bool
+    length: int, window: int, grown: list[int], first: int, cuts: list[int], whole: bool
 ) -> None:
     def permutation_of(index: int, size: int) -> Any:
         return np.random.default_rng([index, size]).permutation(size)
@@ -399,26 +401,30 @@ def test_a_window_is_permuted_whatever_the_chunks(
     def permute(index: int, parts: Any) -> Any:
         return codec.taken(parts, permutation_of(index, sum(part.num_rows for part in parts)))
 
-    shuffle = WindowShuffle(codec, window, permute, first)
+    sizes = WindowSizes(window, tuple(grown))
+    begins = [
+        begin for begin in map(sizes.begin, range(first, first + length + 1)) if begin < sizes.begin(first) + length
+    ]
+    shuffle = WindowShuffle(codec, sizes, permute, first)
     runs = [run for part in _parts(codec, batch, cuts, whole=whole) for run in shuffle.push(part)]
     runs += shuffle.finish()
     came = [row for run in runs for out in run.batches(7) for row in out["x"].tolist()]
     texts = [row for run in runs for out in run.batches(7) for row in out["t"]]
     wanted = []
-    for index, start in enumerate(range(0, length, window), start=first):
-        rows = np.arange(start, min(start + window, length))
+    for index, begin in enumerate(begins, start=first):
+        start = begin - begins[0]
+        rows = np.arange(start, min(start + sizes.size(index), length))
         wanted += rows[permutation_of(index, len(rows))].tolist()
     assert came == wanted
     assert texts == [str(row) for row in wanted]
-    assert all(run.num_rows <= window for run in runs)
-    assert len(runs) <= length // window + 1
+    assert len(runs) == len(begins)
 
 
 @settings(max_examples=examples(80), deadline=None)
 @given(
     batches=st.integers(0, 30),
     size=st.integers(1, 40),
-    window=st.integers(1, 12),
+    windows=st.builds(WindowSizes, st.integers(1, 12), st.lists(st.integers(1, 6), max_size=2).map(tuple)),
     first=st.integers(0, 5),
     cuts=st.lists(st.integers(0, 1200), max_size=6),
     near=st.sampled_from([0, 64, 1 << 19]),
@@ -426,7 +432,14 @@ def test_a_window_is_permuted_whatever_the_chunks(
     whole=st.booleans(),
 )
 def test_a_window_is_dealt_whatever_the_chunks(
-    batches: int, size: int, window: int, first: int, cuts: list[int], near: int, form: Any, whole: bool
+    batches: int,
+    size: int,
+    windows: WindowSizes,
+    first: int,
+    cuts: list[int],
+    near: int,
+    form: Any,
+    whole: bool,
 ) -> None:
     def dealing_of(index: int, length: int) -> Dealing:
         return Dealing.of(length, size, 3, index, "window")
@@ -437,16 +450,20 @@ def test_a_window_is_dealt_whatever_the_chunks(
     columns |= {"v": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(np.arange(length), 3)), 3)}
     batch = pa.record_batch(columns)
     codec = make_codec(batch.schema, TypePolicy(output_format=form))
-    deal = WindowDeal(codec, window * size, length, dealing_of, first)
+    sizes = WindowSizes(windows.rows * size, tuple(each * size for each in windows.first))
+    begins = [
+        begin for begin in map(sizes.begin, range(first, first + batches + 1)) if begin < sizes.begin(first) + length
+    ]
+    starts = [begin - begins[0] for begin in begins]
+    deal = WindowDeal(codec, sizes, length, dealing_of, first)
     with patch.object(codec_module, "_NEAR_BYTES", near), patch.object(codec_module, "_HOT_BYTES", 512):
         runs = [run for part in _parts(codec, batch, cuts, whole=whole) for run in deal.push(part)]
-    assert [run.num_rows for run in runs] == [
-        min(window * size, length - start) for start in range(0, length, window * size)
-    ]
+    stops = [*starts, length][1:]
+    assert [run.num_rows for run in runs] == [stop - start for start, stop in zip(starts, stops, strict=True)]
     came = [out for run in runs for out in run.batches(size)]
     wanted: list[int] = []
-    for index, start in enumerate(range(0, length, window * size), start=first):
-        rows = np.arange(start, min(start + window * size, length))
+    for index, (start, stop) in enumerate(zip(starts, stops, strict=True), start=first):
+        rows = np.arange(start, stop)
         wanted += rows[dealing_of(index, len(rows)).order].tolist()
     found = {name: [row for out in came for row in _listed(out, name)] for name in columns}
     assert found["x"] == found["y"] == found["f"] == wanted

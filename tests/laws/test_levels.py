@@ -56,6 +56,7 @@ LEVELS = {
     "delta": 7,
     "iceberg": 7,
     "integrations": 7,
+    "mixtures": 7,
     "order": 7,
     "text": 7,
     "cli": 8,

@@ -18,6 +18,7 @@ from torch_table_loader.batching import codec as codec_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.rows import Block, ExactBatches, Part, RowsCodec, WindowDeal, WindowShuffle
+from torch_table_loader.planning.window_sizes import WindowSizes
 from torch_table_loader.planning.windows import Dealing
 
 
@@ -108,7 +109,10 @@ def _watched_chunk(rows: int) -> tuple[pa.RecordBatch, weakref.ref[Any]]:
 def test_the_rest_does_not_keep_a_chunk_alive() -> None:
     chunk, watch = _watched_chunk(1000)
     codec = make_codec(chunk.schema, TypePolicy())
-    for waiting in (ExactBatches(codec, 300), WindowShuffle(codec, 300, lambda _, parts: codec.as_one(parts))):
+    for waiting in (
+        ExactBatches(codec, 300),
+        WindowShuffle(codec, WindowSizes(300), lambda _, parts: codec.as_one(parts)),
+    ):
         chunk, watch = _watched_chunk(1000)
         if isinstance(waiting, ExactBatches):
             ready = [codec.as_one(parts) for parts in waiting.push(codec.decode(chunk))]
@@ -128,7 +132,7 @@ def test_a_chunk_is_kept_by_windows_that_are_dealt_only_while_more_of_it_is_to_c
     monkeypatch.setattr(codec_module, "_NEAR_BYTES", near)
     chunk, watch = _watched_chunk(1000)
     codec = make_codec(chunk.schema, TypePolicy())
-    deal = WindowDeal(codec, 600, 1200, lambda _, size: Dealing.of(size, 100, 1, 0, "window"))
+    deal = WindowDeal(codec, WindowSizes(600), 1200, lambda _, size: Dealing.of(size, 100, 1, 0, "window"))
     rows = codec.decode(chunk)
     assert [run.num_rows for run in deal.push(Part(rows, 0, 600))] == [600]
     with monkeypatch.context() as patched:
@@ -145,7 +149,7 @@ def test_a_chunk_is_kept_by_windows_that_are_dealt_only_while_more_of_it_is_to_c
 def test_the_small_end_of_a_chunk_is_copied_into_a_window_that_is_dealt() -> None:
     chunk, watch = _watched_chunk(1000)
     codec = make_codec(chunk.schema, TypePolicy())
-    deal = WindowDeal(codec, 600, 1200, lambda _, size: Dealing.of(size, 100, 1, 0, "window"))
+    deal = WindowDeal(codec, WindowSizes(600), 1200, lambda _, size: Dealing.of(size, 100, 1, 0, "window"))
     assert not list(deal.push(Part(codec.decode(chunk), 600, 1000)))
     del chunk
     gc.collect()
@@ -161,7 +165,7 @@ def test_a_window_is_permuted_when_it_is_taken() -> None:
         asked.append(index)
         return codec.as_one(parts)
 
-    shuffle = WindowShuffle(codec, 300, in_order)
+    shuffle = WindowShuffle(codec, WindowSizes(300), in_order)
     for number, _ in enumerate(shuffle.push(Part(codec.decode(chunk), 0, 1000))):
         assert asked == [*range(number + 1)]
     assert asked == [0, 1, 2]

@@ -36,14 +36,14 @@ _OF_OTHERS = (
     *("accelerate", "lightning", "ray", "IPython"),
 )
 _OF_OURS = (
-    *("iceberg", "delta", "mixed", "map_view", "report", "text", "testing", "cli"),
+    *("iceberg", "delta", "mixtures", "map_view", "report", "text", "testing", "cli"),
     *("integrations", "store", "far"),
     *("predicates.facts", "predicates.filter_form", "planning.order_sample", "source.arrow_source"),
     *("source.snapshot_files", "formats"),
-    *("planning.mixed_stages", "planning.lists", "engine.device"),
+    *("planning.lists", "engine.device"),
     *("engine.explanation", "engine.row_store", "order", "engine.measuring", "engine.jobs.indexed_job"),
-    *("engine.jobs.table_rows", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams"),
-    *("engine.work.indexed_work", "engine.workers.processes", "engine.jobs.mixture_form"),
+    "engine.jobs.table_rows",
+    *("engine.work.indexed_work", "engine.workers.processes"),
 )
 
 

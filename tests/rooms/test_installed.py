@@ -75,7 +75,7 @@ def test_what_imports_a_missing_guest_is_told_so() -> None:
 
 
 _READS = """
-from torch_table_loader import StructuredDataset
+from torch_table_loader import StructuredDataset, Weights
 for shuffle in ("rows", True):
     loader, dataset = StructuredDataset.create_dataloader(sys.argv[1], shuffle=shuffle, batch_size=4, num_workers=2)
     with loader:
@@ -87,6 +87,8 @@ refused(dataset.explain().to_html)
 for name in ("a.orc", "a.arrow", "a.avro", "a.csv", "a.csv.gz", "a.jsonl"):
     refused(StructuredDataset, sys.argv[2] + "/" + name)
 refused(StructuredDataset, sys.argv[1], "tensorproto")
+for asked in ({"weights": "x"}, {"weights": Weights(samples=3)}, {"on_growth": "continue"}):
+    refused(StructuredDataset, sys.argv[1], shuffle="rows", **asked)
 """
 
 
@@ -98,6 +100,7 @@ def test_plain_files_are_read_without_any_guest(tmp_path: Path, monkeypatch: pyt
     for name in ("a.orc", "a.arrow", "a.avro", "a.csv", "a.csv.gz", "a.jsonl"):
         (tmp_path / "others" / name).write_bytes(b"some")
     lacking = ["HTML pages", "ORC", "Arrow files", "Avro", *["CSV and JSON"] * 3, "tensor shards of ONNX"]
+    lacking += ["weights or growth of rows"] * 3
     assert alone(_READS, tmp_path / "plain", tmp_path / "others") == [f"this build has no {each}" for each in lacking]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.orc
@@ -20,7 +21,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
+from tests.tables.reading import all_batches, inspect, write_parquet
 from torch_table_loader import ConfigError, StructuredDataset, TableError
+from torch_table_loader.batching import codec, types
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.batching.types import Chosen
 from torch_table_loader.formats.csv_json.json_keys import KeyedText
 from torch_table_loader.testing import small_sizes
 
@@ -143,6 +148,82 @@ def test_a_loader_of_few_of_many_columns_makes_few_calls(tmp_path: Path) -> None
     many = calls_of(FEW * TIMES, of_parquet, lambda _: options, tmp_path / "many")
     assert many < 1.05 * TIMES * few, (few, many)
     assert many < calls_of(FEW * TIMES, of_parquet, lambda _: {}, tmp_path / "all") / 2
+
+
+def calls_to_read(groups: int, root: Path) -> int:
+    """Calls to read row groups of 40 columns, of which pyarrow decodes four at a time."""
+    root.mkdir()
+    table = pa.table({f"c{n}": pa.array(np.arange(100 * groups), pa.int64()) for n in range(40)})
+    file = write_parquet(root / "a.parquet", table, 100)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    meta = inspect(file)
+    before = sys.getprofile()
+    with small_sizes(parquet_values=400):
+        sys.setprofile(count)
+        try:
+            read = all_batches(file, meta, table.column_names, max_rows=100)
+        finally:
+            sys.setprofile(before)
+    assert pa.Table.from_batches(read).equals(table)
+    return calls
+
+
+def test_a_row_group_takes_few_calls_a_column(tmp_path: Path) -> None:
+    """What is known of the columns of a file is not looked up again: calls hold Python's lock, decoding does not."""
+    calls_to_read(1, tmp_path / "first")
+    few, many = calls_to_read(10, tmp_path / "few"), calls_to_read(50, tmp_path / "many")
+    assert many - few < 3.2 * 40 * 40, (few, many)
+
+
+def objects_of(columns: int, root: Path) -> int:
+    """Objects that Python's collector looks at: of a loader that has given a batch, whose tensors are some of them."""
+    root.mkdir()
+    pq.write_table(wide_table(columns).select(few_of(columns)), root / "a.parquet")
+    StructuredDataset.create_dataloader(root, num_workers=0)  # what is known of the file stays known
+    gc.collect()
+    before = len(gc.get_objects())
+    loader, _ = StructuredDataset.create_dataloader(root, num_workers=0)
+    batches = iter(loader)
+    batch = next(batches)
+    gc.collect()
+    found = len(gc.get_objects()) - before
+    assert len(batch) == len(few_of(columns))
+    return found
+
+
+def few_of(columns: int) -> list[str]:
+    """Columns without nulls."""
+    return [f"c{n}" for n in range(0, columns, 2)]
+
+
+def test_a_column_is_few_objects(tmp_path: Path) -> None:
+    """Python looks at all objects of a process whenever there are a quarter more, which takes longer than the columns.
+
+    Of a column there are what decodes it, what its values are, what cuts it into batches, its place in the file, and
+    its tensor.
+    """
+    objects_of(10, tmp_path / "first")  # which imports
+    few, many = objects_of(FEW, tmp_path / "few"), objects_of(FEW * TIMES, tmp_path / "many")
+    assert many - few < 5.1 * len(few_of(FEW * (TIMES - 1))), (few, many)
+
+
+def test_columns_are_decided_once_for_a_loader_and_its_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[pa.Schema]()
+
+    def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
+        made.append(schema)
+        return types.choose(schema, policy)
+
+    monkeypatch.setattr(codec, "choose", choose)
+    of_parquet(wide_table(3), tmp_path)
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, nulls="mask", num_workers=0, epochs=2)
+    assert sum(len(batch["c0"]) for batch in loader) == 12
+    assert len(made) == 1
 
 
 def test_a_batch_has_a_limit_of_columns(tmp_path: Path) -> None:

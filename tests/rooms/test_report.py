@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables.plain import key, meant_warnings, write_table
-from torch_table_loader import Explanation, MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader import Explanation, StructuredDataset, TableLoader
 from torch_table_loader.engine.explanation import FetchPlan, SizeCounts
 from torch_table_loader.fact_tables import Table
 from torch_table_loader.report import MOST_BARS, element, page, table_of
@@ -245,15 +245,6 @@ def test_unknown_dots_are_left_out_with_the_reason(table: Path) -> None:
     assert told.order.places == ()
     assert "Not shown: rows are not counted" in told.to_html()
     assert "<circle" not in told.to_html()
-
-
-def test_the_tables_of_a_mixture_are_stacked(table: Path) -> None:
-    sources = {name: StructuredDataset(str(table), "parquet", check_plan=False) for name in ("a", "b")}
-    with meant_warnings():
-        mixed = MixedDataset(sources, {"a": 1, "b": 1}, batch_size=4, num_workers=0, check_plan=False)
-    order = mixed.explain().order
-    assert order.rows == 152
-    assert {row // 76 for _, row in order.places} == {0, 1}
 
 
 @given(st.lists(st.integers(0, 1 << 50), max_size=40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from tests.strategies import SEED
@@ -77,10 +78,10 @@ def _rows(planned: PlannedStream, stretch: Stretch, padded_from: int, epoch: int
         places = window.order(SEED, epoch)[start:stop].tolist()
         return [(source[p], at >= padded_from) for at, p in enumerate(places)][stretch.start :]
     marked = [(row, at >= padded_from) for at, row in enumerate(rows_of(stretch.segments, stretch.runs))]
-    if stretch.size is None:
+    if stretch.sizes is None:
         return marked[stretch.start :]
     result: list[tuple[int, bool]] = []
-    for number in range(-(-len(marked) // stretch.size)):
-        part = marked[number * stretch.size : (number + 1) * stretch.size]
+    for number, (begin, end) in enumerate(pairwise(stretch.sizes.ends(len(marked)).tolist())):
+        part = marked[begin:end]
         result += [part[place] for place in stretch.window(number).order(SEED, epoch).tolist()]
     return result[stretch.start : stretch.stop]

@@ -28,6 +28,7 @@ from tests.text.packing_reference import (
 )
 from tests.torch.modes import APART, Mode, RowMode, TwoTables
 from torch_table_loader import FlatTokens, Pack, StructuredDataset, TableLoader
+from torch_table_loader.installed import has
 from torch_table_loader.text.pack import PackStrategy
 
 DOCUMENTS: dict[str, list[list[int | None]]] = {
@@ -276,7 +277,11 @@ PACKED_SPLITS = PackedSplits(full_pack(seq_len=5, sep_id=SEP))
 PACKED_ROWS = PackedRows(full_pack(seq_len=5, strategy="best_fit", eos_id=EOS, block_docs=8))
 PACKED_MIXTURE = PackedMixture(full_pack(seq_len=5, strategy="windows"))
 PACKED_STREAMS = PackedStreams(full_pack(seq_len=6, strategy="pad"))
-PACKED_MODES: list[Packed] = [PACKED_SPLITS, PACKED_ROWS, PACKED_MIXTURE, PACKED_STREAMS]
+PACKED_MODES: list[Packed] = [
+    PACKED_SPLITS,
+    PACKED_ROWS,
+    *([PACKED_MIXTURE, PACKED_STREAMS] if has("mixtures") else []),
+]
 STRATEGIES: tuple[PackStrategy, ...] = ("concat", "pad", "best_fit", "windows")
 EVERY_PACK: list[Packed] = [
     mode(

@@ -359,12 +359,67 @@ def test_states_know_the_function(table: str, shuffle: Any) -> None:
         other.load_state_dict(loader.state_dict())
 
 
-@pytest.mark.parametrize("shuffle", ["splits", "rows"])
-def test_a_mixture_refuses_it(table: str, shuffle: Any) -> None:
+def test_a_mixture_of_streams_refuses_it(table: str) -> None:
     with meant_warnings():
-        sources = {name: StructuredDataset(table, pack=pack_of(fim, "concat"), shuffle=shuffle) for name in ("a", "b")}
-    with pytest.raises(ConfigError, match="documents= takes the epoch, so that each has others"):
+        sources = {name: StructuredDataset(table, pack=pack_of(fim, "concat"), shuffle="splits") for name in "ab"}
+    with pytest.raises(ConfigError, match='documents= takes the epoch, so that each has others; pass shuffle="rows"'):
         MixedDataset(sources, "rows", check_plan=False)
+
+
+def mixture(table: str, strategy: Any, ranks: int, weights: Any = "rows", **options: Any) -> list[Any]:
+    """Mix a table with itself on each rank; what its sources say of seeds does not matter."""
+    loaders = []
+    for rank in range(ranks):
+        with meant_warnings():
+            pack = pack_of(fim, strategy)
+            sources = {
+                name: StructuredDataset(table, pack=pack, shuffle="rows", shuffle_seed=seed)
+                for seed, name in enumerate("ab")
+            }
+        asked = {"batch_size": 2, "shuffle_seed": 11, "num_ranks": ranks, "rank": rank, "check_plan": False, **options}
+        loaders.append(MixedDataset.create_dataloader(sources, weights, **asked)[0])
+    return loaders
+
+
+MIXED = ["concat", "pad", "best_fit", "windows"]
+
+
+@pytest.mark.parametrize("strategy", MIXED)
+def test_each_epoch_of_a_mixture_has_its_own_documents_once(table: str, strategy: str) -> None:
+    loaders, totals = mixture(table, strategy, 2), set()
+    for epoch in range(3):
+        documents = expected(middle_filled, 11, epoch)
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        assert len({len(loader) for loader in loaders}) == 1
+        twice = all_places(documents)
+        assert taken(loaders, documents) == twice + twice
+        totals.add(sum(map(len, documents.values())))
+    assert len(totals) == 3
+
+
+@pytest.mark.parametrize("strategy", MIXED)
+def test_a_mixture_goes_on_in_another_world(table: str, strategy: str) -> None:
+    loaders, documents = mixture(table, strategy, 3, batch_size=1), expected(middle_filled, 11, 1)
+    for loader in loaders:
+        loader.set_epoch(1)
+    found = taken(loaders, documents, steps=3)
+    others = mixture(table, strategy, 2, batch_size=1)
+    for loader in others:
+        loader.load_state_dict(loaders[0].state_dict())
+    twice = all_places(documents)
+    assert found + taken(others, documents) == twice + twice
+
+
+@pytest.mark.parametrize("strategy", MIXED)
+def test_rounds_of_a_source_have_the_documents_of_their_epoch(table: str, strategy: str) -> None:
+    [loader] = mixture(table, strategy, 1, {"a": 1, "b": 4}, stop="all_exhausted")
+    for epoch in (0, 2):
+        documents = expected(middle_filled, 11, epoch)
+        loader.set_epoch(epoch)
+        found = taken([loader], documents)
+        assert min(found[place] for place in all_places(documents)) >= 2
+        assert max(found.values()) >= 4
 
 
 def test_as_map_refuses_it(table: str) -> None:

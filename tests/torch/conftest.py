@@ -14,12 +14,12 @@ import pytest
 
 from tests.tables.kinds import KINDS, TableKind
 from tests.torch.all_modes import MODES, write_all_tables
-from tests.torch.modes import MIXED, MIXTURE, ROWS, SPLITS, STREAMS, Mode
+from tests.torch.modes import MIXED, MIXTURES, ROWS, SPLITS, Mode
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.sizes import small_sizes
 from torch_table_loader.source.table_storage import TableStorage
 
-EVERY_DAY = [SPLITS, MIXED, ROWS, MIXTURE, STREAMS]
+EVERY_DAY = [SPLITS, MIXED, ROWS, *MIXTURES]
 
 
 @pytest.fixture(

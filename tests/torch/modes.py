@@ -20,7 +20,7 @@ from tests.launchers.jobs import spans_of
 from tests.states import State, samples_of, steps_of
 from tests.tables.iceberg import IcebergWriter, column
 from tests.tables.plain import Groups, key, meant_warnings
-from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.installed import has
 
@@ -293,7 +293,7 @@ class TwoTables(Mode):
         of_sources = self.shuffle | {name: value for name, value in options.items() if name in _OF_SOURCES}
         sources = {name: StructuredDataset(str(root / name), check_plan=False, **of_sources) for name in self.tables}
         weights = own.pop("weights", {"a": 2, "b": 1})
-        return MixedDataset, [sources, weights], {"stop": "all_exhausted"} | own
+        return torch_table_loader.MixedDataset, [sources, weights], {"stop": "all_exhausted"} | own
 
     def ids(self, batch: Any) -> list[int]:
         """Name a row by its source and its id there."""
@@ -378,8 +378,9 @@ def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
 
 SPLITS, MIXED, ROWS, LAKE, MIXTURE, STREAMS = Splits(), Mixed(), Rows(), LakeRows(), Mixture(), MixedSplits()
 LAKES: list[RowMode] = [LAKE] if has("iceberg") else []
-TABLE_MODES: list[Mode] = [SPLITS, MIXED, ROWS, *LAKES, MIXTURE, STREAMS]
-ROW_MODES: list[RowMode] = [ROWS, *LAKES, MIXTURE]
+MIXTURES: list[Mode] = [MIXTURE, STREAMS] if has("mixtures") else []
+TABLE_MODES: list[Mode] = [SPLITS, MIXED, ROWS, *LAKES, *MIXTURES]
+ROW_MODES: list[RowMode] = [ROWS, *LAKES, *(mode for mode in MIXTURES if isinstance(mode, RowMode))]
 
 PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}
 UNEVEN: dict[str, dict[str, Any]] = {

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
+from tests.mixtures.mixed_worlds import write_fours
 from tests.tables.plain import meant_warnings
-from tests.torch.mixtures import write_fours
 from torch_table_loader import ConfigError, MixedDataset, Pack, Schedule, StructuredDataset
 
 SIZES = {"a": 300, "b": 120}

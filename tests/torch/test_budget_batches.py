@@ -326,9 +326,15 @@ def test_lengths_are_read_once(table: str, tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"batch_by": "file", "shuffle": False}, "leave batch_by out, or pass a number"),
-    ({"pack": Pack(seq_len=8)}, "leave pack out, or pass a number"),
-    ({"global_batch_size": 64}, "leave global_batch_size out, or pass a number"),
+    (
+        {"batch_by": "file", "shuffle": False},
+        "batch_by ends batches with files.*leave batch_by out, or pass a number",
+    ),
+    ({"pack": Pack(seq_len=8)}, "a number of them is a budget already; leave pack out, or pass a number of rows"),
+    (
+        {"global_batch_size": 64},
+        r"rows of all ranks.*pass Budget\(tokens=\).* leave global_batch_size out",
+    ),
     ({"batch_size": Budget(tokens=9, length="idz")}, "length='idz' of Budget: the table has no such column; did you"),
     ({"batch_size": Budget(tokens=9, length="s")}, "length='s' of Budget must be a column of lists.*got one of"),
 ]
@@ -361,7 +367,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str) -> No
 def test_a_mixture_takes_a_number_of_rows(table: str) -> None:
     with meant_warnings():
         sources = {name: StructuredDataset(table, shuffle="rows") for name in "ab"}
-        with pytest.raises(ConfigError, match=r"got batch_size=Budget\(...\); pass a number of rows"):
+        with pytest.raises(ConfigError, match=r"got batch_size=Budget\(...\); pass a number of rows.*pack=Pack"):
             MixedDataset(sources, {"a": 1, "b": 1}, batch_size=BUDGET)
 
 

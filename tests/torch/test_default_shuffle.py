@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench.simulated import GROUP_ROWS, GROUPS, SimulatedTable
 from torch_table_loader import ConfigError, StructuredDataset
+from torch_table_loader.batching.codec import TensorCodec
+from torch_table_loader.engine.jobs import resolve
 from torch_table_loader.engine.jobs.stream_job import MIXED_ORDER
+from torch_table_loader.engine.sizing import mixing_of
+from torch_table_loader.planning.ranks import Mixing
 
 FILES, ROWS = 12, 400
 
@@ -47,6 +55,46 @@ def test_every_batch_draws_on_all_of_a_sorted_table(table: str) -> None:
     assert min(np.std(batch) for batch in mixed) > 0.8 * spread
     assert sorted(row for batch in batches(table, shuffle=True) for row in batch) == list(range(FILES * ROWS))
     assert min(np.std(batch) for batch in batches(table, shuffle="splits")) < 0.1 * spread
+
+
+def test_the_first_batch_of_a_table_of_many_row_groups_reads_few_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, decode = [0], TensorCodec.decode
+
+    def counting(self: TensorCodec, batch: pa.RecordBatch) -> Any:
+        rows[0] += batch.num_rows
+        return decode(self, batch)
+
+    loader, job = SimulatedTable.write(tmp_path, 20).open(shuffle=True, split_size=1, num_workers=0, batch_size=512)
+    monkeypatch.setattr(TensorCodec, "decode", counting)
+    next(iter(loader))
+    mixing = job.topology.mixing
+    assert mixing is not None
+    assert (mixing.first, mixing.rows) == (16 * 512, 20 * GROUPS * GROUP_ROWS // 20)
+    assert rows[0] <= 16 * 512 + 16 * GROUP_ROWS
+
+
+def test_a_state_of_windows_that_do_not_grow_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state without a first window is of windows that are all alike."""
+    table = SimulatedTable.write(tmp_path, 4)
+    options: dict[str, Any] = {"shuffle": True, "split_size": 1, "num_workers": 0, "batch_size": 64}
+
+    def alike(*args: Any) -> Mixing:
+        return replace(mixing_of(*args), first=None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resolve, "mixing_of", alike)
+        old, _ = table.open(**options)
+        taken = [row for batch in islice(old, 100) for row in batch["id"].tolist()]
+        state = old.state_dict()
+    assert "first" not in str(state["history"])
+    new, _ = table.open(**options)
+    new.load_state_dict(state)
+    left = [row for batch in new for row in batch["id"].tolist()]
+    assert "first" in str(new.state_dict()["history"])
+    assert len(taken) == 6400
+    assert sorted(taken + left) == sorted(4 * list(range(GROUPS * GROUP_ROWS)))  # one real file stands for four
 
 
 def test_the_order_is_frozen(table: str) -> None:

@@ -19,11 +19,12 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+import torch_table_loader
 from tests.effort import daily
 from tests.launchers.jobs import make, own_rows
 from tests.states import State
 from tests.tables.plain import meant_warnings
-from torch_table_loader import MixedDataset, ResumeError, Stop, StructuredDataset, TableLoader, Weights
+from torch_table_loader import ResumeError, StructuredDataset, TableLoader, Weights
 from torch_table_loader.engine.state import STATE_VERSION
 
 STATES = Path(__file__).parent / "states"
@@ -46,7 +47,7 @@ NATURAL: Case = {"batch_size": 6, "num_workers": 2, "weights": "rows"}
 WEIGHTED: Case = ROWS | {"filtered": True, "drawn": Weights(column="x", samples=50)}
 STREAMS: Case = MIXED | {"shuffle": "splits"}
 STREAMS.pop("block")
-DROPPING: Case = STREAMS | {"stop": Stop("forever", drop={"b": 1}, samples=150)}
+DROPPING: Case = STREAMS | {"stop": {"at": "forever", "drop": {"b": 1}, "samples": 150}}
 GROWS: Case = {"on_growth": "continue"}
 CASES: Cases = {
     "in the middle of an epoch": {"go on": PLAIN, "epoch": 3, "stages": [(PLAIN, 4)]},
@@ -211,7 +212,9 @@ def open_loader(options: Case) -> TableLoader:
         filters |= {"shuffle": "rows", "columns": ["x", "f"], "row_id": True, "check_plan": False} | drawn | own
         forms = chosen.pop("forms", {"a": "parquet", "b": "json"})
         sources = {name: StructuredDataset(str(TABLE / form), **filters) for name, form in forms.items()}
-        return MixedDataset.create_dataloader(sources, check_plan=False, **chosen)[0]
+        if "at" in chosen.get("stop", ()):
+            chosen["stop"] = torch_table_loader.Stop(**chosen["stop"])
+        return torch_table_loader.MixedDataset.create_dataloader(sources, check_plan=False, **chosen)[0]
 
 
 def what_comes(loader: TableLoader) -> list[list[Any]]:

@@ -19,7 +19,7 @@ import torch
 import torch_table_loader
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.installed import has
 from torch_table_loader.sizes import small_sizes
 
@@ -58,7 +58,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     f"{ends} of {kind}": (PLAIN[kind], options)
-    for kind in SHAPES
+    for kind in (SHAPES if has("mixtures") else ())
     for ends, options in {
         "mixture": {"stop": "all_exhausted"},
         "endless mixture": {"stop": "forever"},
@@ -96,7 +96,7 @@ def make(tables: Path, kind: str) -> TableLoader:
         of_sources, options = MIXED[kind]
         own = {"columns": ["x"], **of_sources, **({"split_size": 100} if "split_size" in of_sources else {})}
         sources = {name: partial(StructuredDataset, str(tables / name), **own) for name in "ab"}
-        return MixedDataset.create_dataloader(sources, {"a": 2, "b": 1}, **size, **options)[0]
+        return torch_table_loader.MixedDataset.create_dataloader(sources, {"a": 2, "b": 1}, **size, **options)[0]
 
 
 def told(batch: dict[str, Any]) -> Any:

@@ -62,6 +62,13 @@ def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array.cast(kind)
 
 
+def selected(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """Return the named columns of a batch, in this order; the batch itself if it has just these."""
+    if batch.schema.names == names:
+        return batch
+    return batch.select(names)
+
+
 def take_rows(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
     """Return rows of a batch of any types, by their places, which are not checked."""
     return pa.RecordBatch.from_arrays([take(each, places) for each in batch.columns], schema=batch.schema)
@@ -81,6 +88,13 @@ def take(array: pa.Array, places: pa.Array) -> pa.Array:
         if not pt.is_nested(array.type):
             return encoded(pc.take(plain(array), places, boundscheck=False), array.type)
         return pa.concat_arrays([array.slice(0, 0), *(array.slice(place, 1) for place in places.to_pylist())])
+
+
+def nulls_of(array: pa.Array) -> pa.BooleanArray | None:
+    """Return which values are null; None if none is."""
+    if array.null_count:
+        return array.is_null()
+    return None
 
 
 def copies_lists(kind: pa.DataType) -> bool:
@@ -133,8 +147,7 @@ def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
     """
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
-    mask = lists.is_null() if lists.null_count else None
-    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=mask)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=nulls_of(lists))
 
 
 def values_from(kind: pa.DataType, stored: NDArray[Any]) -> pa.Array:
@@ -174,12 +187,12 @@ def lists_of(
 
 def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert large lists to list views."""
-    wide = pt.is_large_list_view(kind)
-    index = pa.int64() if wide else pa.int32()
+    index, make = pa.int32(), pa.ListViewArray
+    if pt.is_large_list_view(kind):
+        index, make = pa.int64(), pa.LargeListViewArray
     lengths = lists.value_lengths().fill_null(0).cast(index)
-    mask = lists.is_null() if lists.null_count else None
-    make = pa.LargeListViewArray if wide else pa.ListViewArray
-    return make.from_arrays(lists.offsets.slice(0, len(lists)).cast(index), lengths, lists.values, type=kind, mask=mask)
+    offsets, mask = lists.offsets.slice(0, len(lists)).cast(index), nulls_of(lists)
+    return make.from_arrays(offsets, lengths, lists.values, type=kind, mask=mask)
 
 
 def marked_dtype(element: str) -> np.dtype[Any]:

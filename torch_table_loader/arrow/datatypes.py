@@ -30,6 +30,20 @@ _STORAGE = {
     "complex128": pa.binary(16),
 }
 
+_STRINGS = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
+_BINARIES = frozenset(kind.id for kind in (pa.binary(), pa.large_binary(), pa.binary(1), pa.binary_view()))
+_TEXTS = _STRINGS | _BINARIES
+_LIST_VIEWS = frozenset(kind.id for kind in (pa.list_view(pa.null()), pa.large_list_view(pa.null())))
+_DICTIONARY, _RUNS = pa.dictionary(pa.int8(), pa.null()), pa.run_end_encoded(pa.int16(), pa.null())
+_ENCODED = frozenset((_DICTIONARY.id, _RUNS.id))
+_PLAIN_VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
+
+_SIGNED = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float16(), pa.float32(), pa.float64())
+_UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_TIMES = (pa.date32(), pa.date64(), pa.time32("s"), pa.time64("us"), pa.timestamp("us"), pa.duration("us"))
+_WIDTHS: dict[int, int] = {kind.id: max(1, kind.bit_width // 8) for kind in (*_SIGNED, *_UNSIGNED, *_TIMES)}
+"""Bytes of a value, by the id of a type; a table of many columns is mostly of these."""
+
 ELEMENTS = tuple(_STORAGE)
 """The names, which are torch's, of numbers that Arrow lacks."""
 
@@ -64,15 +78,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     """
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
-    if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind):
+    if kind.id in _ENCODED:
         return plain_type(kind.value_type)
-    if pt.is_string_view(kind):
-        return pa.large_string()
-    if pt.is_binary_view(kind):
-        return pa.large_binary()
-    if is_list_view(kind):
+    if kind.id in _LIST_VIEWS:
         return pa.large_list(kind.value_type)
-    return kind
+    return _PLAIN_VIEWS.get(kind.id, kind)
 
 
 def decoded_type(kind: pa.DataType) -> pa.DataType:
@@ -95,6 +105,8 @@ def levels_of(kind: pa.DataType) -> int:
     >>> levels_of(pa.int8()), levels_of(pa.list_(pa.struct([("a", pa.dictionary(pa.int8(), pa.string()))])))
     (1, 4)
     """
+    if kind.id in _WIDTHS:
+        return 1
     levels, layer = 0, [kind]
     while layer:
         levels += 1
@@ -112,12 +124,12 @@ def levels_of(kind: pa.DataType) -> int:
 
 def is_list_view(kind: pa.DataType) -> bool:
     """Return whether values are lists with an offset and a length each."""
-    return bool(pt.is_list_view(kind) or pt.is_large_list_view(kind))
+    return kind.id in _LIST_VIEWS
 
 
 def is_string(kind: pa.DataType) -> bool:
     """Return whether values are strings, in any of the three representations."""
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
+    return kind.id in _STRINGS
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -126,8 +138,18 @@ def is_text(kind: pa.DataType) -> bool:
     >>> is_text(pa.string()), is_text(pa.binary(4)), is_text(pa.int8())
     (True, True, False)
     """
-    tests = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view)
-    return is_string(kind) or any(test(kind) for test in tests)
+    return kind.id in _TEXTS
+
+
+def whole_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of integers that dates and times of a type are stored as.
+
+    >>> whole_type(pa.date32()), whole_type(pa.timestamp("us"))
+    (DataType(int32), DataType(int64))
+    """
+    if kind.bit_width == 32:
+        return pa.int32()
+    return pa.int64()
 
 
 def width_of(kind: pa.DataType) -> int:
@@ -136,8 +158,10 @@ def width_of(kind: pa.DataType) -> int:
     >>> width_of(pa.list_(pa.int64())), width_of(pa.list_(pa.list_(pa.list_(pa.list_(pa.string())))))
     (512, 1048576)
     """
-    if isinstance(kind, pa.BaseExtensionType):
-        return width_of(kind.storage_type)
+    if (known := _WIDTHS.get(kind.id)) is not None:
+        return known
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     if pt.is_struct(kind):
         return sum(width_of(child.type) for child in children_of(kind)) or 1
     if pt.is_fixed_size_list(kind):
@@ -157,6 +181,8 @@ def is_variable(kind: pa.DataType) -> bool:
     >>> is_variable(pa.int32()), is_variable(pa.struct([("tokens", pa.list_(pa.int32()))]))
     (False, True)
     """
+    if kind.id in _WIDTHS:
+        return False
     if isinstance(kind, pa.BaseExtensionType):
         return is_variable(kind.storage_type)
     if pt.is_struct(kind):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -40,20 +40,31 @@ def sound(batch: pa.RecordBatch, *, text: bool = True) -> pa.RecordBatch:
     return batch
 
 
-def sound_text(batch: _Batch) -> _Batch:
+def sound_text(batch: _Batch, places: Sequence[int] | None = None) -> _Batch:
     """Check the text and the dictionaries of a batch whose decoder made the offsets, but does not look at text.
+
+    Args:
+        places: those of the columns with text, for who has many batches of one schema; None looks for them.
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8, or an index is not in its dictionary.
     """
-    for place, kind in enumerate(batch.schema.types):  # no column becomes an object of Python that needs no check
-        if pt.is_primitive(kind) or not _holds_text(kind):
-            continue
+    for place in text_places(batch.schema) if places is None else places:
         column = batch.column(place)
+        kind = column.type
         check = _check_text if pt.is_string(kind) or pt.is_large_string(kind) else _checks(kind)
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
             check(chunk)
     return batch
+
+
+def text_places(schema: pa.Schema) -> list[int]:
+    """Return the places of columns with text in them, at whatever depth; no other one need become an object of Python.
+
+    >>> text_places(pa.schema([("a", pa.int8()), ("b", pa.list_(pa.string()))]))
+    [1]
+    """
+    return [place for place, kind in enumerate(schema.types) if not pt.is_primitive(kind) and _holds_text(kind)]
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:

@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import encoded, plain, take_rows
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
-from torch_table_loader.arrow.datatypes import decoded_type, opened_type
+from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
+from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Collected, DealtWhole, Rows, RowsCodec, new_block, pieces_of
@@ -124,28 +124,24 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
         self._schema = schema
-        self._columns: list[Decoder]
-        self._columns, self.null_sensitive = choose(schema, policy)
-        self._keys = keyed(schema, self._columns, policy)
-        self.shapes = [shape for column, _ in self._keys for shape in column.shapes()]
-        columns = list(zip(schema, self._columns, strict=True))
-        self.refusing_nulls = frozenset(entry.name for entry, column in columns if column.refuses_null)
+        chosen = choose(schema, policy)
+        self.null_sensitive = chosen.sensitive
+        self.refusing_nulls = chosen.refusing
         """The columns in which a null, at whatever depth, is an error."""
-        self._coded = frozenset(entry.name for entry, column in columns if column.takes_encoded)
-        self._encoded = [
-            place
-            for place, (entry, column) in enumerate(columns)
-            if not column.takes_encoded and opened_type(entry.type) != entry.type
-        ]
-        found = [column.together(places) for column, places in self._keys if isinstance(column, Stack)]
+        self._coded, self._encoded = chosen.coded, chosen.encoded
+        self._keyed = keyed(schema, chosen.columns, policy)
+        self.shapes = [shape for column in self._keyed.makers for shape in column.shapes()]
+        keys = zip(self._keyed.makers, self._keyed.places, strict=True)
+        found = [column.together(places) for column, places in keys if isinstance(column, Stack)]
         self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self._row_bytes = [leaf.kind.row_bytes for leaf in self.leaves]
         self.row_bytes = sum(self._row_bytes)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
-        views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
-        self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves))) if views else 0
+        self.views_at_once = 0
+        if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
+            self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves)))
         self.alike = _alike(self.leaves)
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
@@ -173,7 +169,7 @@ class TensorCodec(RowsCodec[TensorRows]):
             num_rows = len(columns[0]) if columns else 0
         data: list[Any] = []
         seen: set[int] = set()
-        for column, places in self._keys:
+        for column, places in zip(self._keyed.makers, self._keyed.places, strict=True):
             if isinstance(column, Stack):
                 column.into([columns[place] for place in places], data, seen)
             else:
@@ -301,7 +297,8 @@ class _CollectedTensors(Collected[TensorRows]):
         self.num_rows = end
 
     def _make_room(self, rows: TensorRows, end: int) -> None:
-        self._rows = self._rows if end <= self._rows else min(self._most, 2 * end)
+        if end > self._rows:
+            self._rows = min(self._most, 2 * end)
         new, before = self._codec.arena(self._rows).array, self._room
         self._room = []
         for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
@@ -460,7 +457,8 @@ class ArrowCodec(RowsCodec[ArrowRows]):
         """Return a record batch the schema that all batches have."""
         if not batch.schema.equals(self._schema, check_metadata=True):
             _check_columns(batch.schema, self._schema)
-            batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) if batch.columns else batch
+            if batch.columns:
+                batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
         for name in self._times:  # here, where it is known which file they are of
             check_times(name, batch.column(name))
         return ArrowRows(batch, python=self._python)

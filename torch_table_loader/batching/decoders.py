@@ -23,7 +23,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import bits, null_mask, offsets_of, plain, relisted, valid_mask
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.sound import check_times
-from torch_table_loader.batching.outputs import DenseKind, Kind, Lists, ListsKind, TextKind, offsets_from
+from torch_table_loader.batching.outputs import DenseKind, Kind, Lists, ListsKind, TextKind, dense_kind, offsets_from
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
@@ -53,11 +53,14 @@ class RowError(TableError):
 def refuse_null(path: str, nulls: NDArray[np.bool_]) -> RowError:
     """Return where the first null is, and what can be done."""
     column, inside, _ = path.partition(".item")
-    where = f"value {int(nulls.argmax())} of the lists" if inside else f"row {int(nulls.argmax())}"
-    remedy = f"pass nulls={{{path!r}: fill}}" + ("" if inside else ' or nulls="mask"')
+    row: int | None = int(nulls.argmax())
+    where, remedy = f"row {row}", f"pass nulls={{{path!r}: fill}}"
+    if inside:
+        where, row = f"value {row} of the lists", None
+    else:
+        remedy += ' or nulls="mask"'
     return RowError(
-        f"column {column!r} has a null at {where} of this batch, but its type cannot hold one; {remedy}",
-        None if inside else int(nulls.argmax()),
+        f"column {column!r} has a null at {where} of this batch, but its type cannot hold one; {remedy}", row
     )
 
 
@@ -121,7 +124,7 @@ class FlatCell(Cell):
     @property
     def kind(self) -> DenseKind:
         """One value a row."""
-        return DenseKind(self.dtype)
+        return dense_kind(self.dtype)
 
     @property
     def refuses_null(self) -> bool:
@@ -179,7 +182,7 @@ class GridCell(Cell):
     @property
     def kind(self) -> DenseKind:
         """One array of a fixed shape a row."""
-        return DenseKind(self.item.kind.dtype, (self.size, *self.item.kind.inner))
+        return dense_kind(self.item.kind.dtype, (self.size, *self.item.kind.inner))
 
     @property
     def refuses_null(self) -> bool:
@@ -226,6 +229,7 @@ class Decoder(ABC):
 
     __slots__ = ()
 
+    name: str
     takes_encoded: ClassVar[bool] = False
     """Whether it takes dictionaries as they are; all else comes in its plain type."""
 
@@ -252,7 +256,7 @@ class Decoder(ABC):
 
 
 def _mask_leaf(name: str, cut: Cut) -> Leaf:
-    return Leaf(f"{name}{MASK_SUFFIX}", DenseKind(np.dtype(np.bool_)), cut)
+    return Leaf(f"{name}{MASK_SUFFIX}", dense_kind(np.dtype(np.bool_)), cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +297,7 @@ class Stack:
 
     def shapes(self) -> list[Shape]:
         """Return the one key."""
-        return [Leaf(self.name, DenseKind(np.dtype(np.float32), (len(self.members),)), self.cut)]
+        return [Leaf(self.name, dense_kind(np.dtype(np.float32), (len(self.members),)), self.cut)]
 
     def together(self, places: Sequence[int]) -> dict[int, np.dtype[Any]] | None:
         """Return the stored types of the columns at some places; None where values are more than casts of those."""
@@ -369,7 +373,9 @@ class ListsDecoder(Decoder):
         else:
             start, stop = int(offsets[0]), int(offsets[-1])
             values = self.item.values(plain(array.values.slice(start, stop - start)), seen)
-            lists = Lists(offsets - offsets[0] if start else offsets, values)
+            if start:
+                offsets = offsets - start
+            lists = Lists(offsets, values)
         if self.most is not None:
             refuse_long_lists(self.path, lists.offsets, self.most)
         sink.append(lists)
@@ -419,8 +425,11 @@ class ArrowDecoder(Decoder):
         array = plain(array)
         if self.checks_times:
             check_times(self.name, array)
-        wide = array if array.type == self.type else array.cast(self.type)
-        sink.append(wide if self.fill is None else wide.fill_null(self.fill))
+        if array.type != self.type:
+            array = array.cast(self.type)
+        if self.fill is not None:
+            array = array.fill_null(self.fill)
+        sink.append(array)
 
 
 class _LastDictionary:
@@ -466,19 +475,23 @@ class CodesDecoder(Decoder):
 
     def shapes(self) -> list[Shape]:
         """The one leaf."""
-        return [Leaf(self.name, DenseKind(np.dtype(np.int64)), self.cut)]
+        return [Leaf(self.name, dense_kind(np.dtype(np.int64)), self.cut)]
 
     @override
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         if isinstance(array, pa.DictionaryArray) and len(array.dictionary) < len(array):
             words = array.dictionary
             codes = self._last.codes(words, lambda: self._codes_of(words))
-            indices = array.indices.fill_null(len(codes) - 1) if array.null_count else array.indices
+            indices = array.indices
+            if array.null_count:
+                indices = indices.fill_null(len(codes) - 1)
             found = pc.take(codes, indices)  # five times as fast as numpy's
             sink.append(np.frombuffer(found.buffers()[1], np.int64, len(found)))
             return
         wide = plain(array).cast(self.type)
-        sink.append(self.coder.codes(wide if self.fill is None else wide.fill_null(self.fill)))
+        if self.fill is not None:
+            wide = wide.fill_null(self.fill)
+        sink.append(self.coder.codes(wide))
 
     def _codes_of(self, words: pa.Array) -> pa.Array:
         """Return the code of each string, then that of null."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from operator import sub
@@ -80,6 +81,12 @@ class Kind(ABC):
     @abstractmethod
     def join(self, parts: Sequence[Any], new: NewArray) -> Any:
         """Copy runs into one; arrays of as many bytes as `row_bytes` says for each row come from `new`."""
+
+    def whole(self, parts: Sequence[Any]) -> Any:
+        """Return runs as one; a single one is not copied."""
+        if len(parts) == 1:
+            return parts[0]
+        return self.join(parts, new_array)
 
     @property
     @abstractmethod
@@ -152,6 +159,12 @@ class DenseKind(Kind):
     def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> NDArray[Any]:
         """View the piece as rows."""
         return pieces[0].view(self.dtype).reshape((num_rows, *self.inner))
+
+
+@lru_cache(maxsize=64)
+def dense_kind(dtype: np.dtype[Any], inner: tuple[int, ...] = ()) -> DenseKind:
+    """Return a kind, which all columns of it share."""
+    return DenseKind(dtype, inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +254,7 @@ class TextKind(Kind):
 
     def take(self, parts: Sequence[pa.Array], indices: NDArray[np.int64], new: NewArray, near: NewArray) -> pa.Array:  # noqa: ARG002
         """Copy rows in the given order."""
-        data = parts[0] if len(parts) == 1 else self.join(parts)
-        return data.take(pa.array(indices))
+        return self.whole(parts).take(pa.array(indices))
 
     def join(self, parts: Sequence[pa.Array], new: NewArray = new_array) -> pa.Array:  # noqa: ARG002
         """Copy runs into one."""
@@ -250,8 +262,7 @@ class TextKind(Kind):
 
     def prepare(self, parts: Sequence[pa.Array]) -> tuple[pa.RecordBatch, tuple[int, ...]]:
         """Join the runs; one piece holds them as an Arrow IPC stream."""
-        column = parts[0] if len(parts) == 1 else self.join(parts)
-        batch = pa.record_batch([column], names=[""])
+        batch = pa.record_batch([self.whole(parts)], names=[""])
         return batch, (ipc_size(batch),)
 
     def write(self, prepared: pa.RecordBatch, pieces: Sequence[NDArray[np.uint8]]) -> None:

@@ -121,7 +121,9 @@ class TypePolicy:
 
     def layout_of(self, path: str) -> Literal["nested", "offsets"] | Pad:
         """Return the layout of a column of lists, the default resolved."""
-        chosen = self.ragged.get(path) if isinstance(self.ragged, Mapping) else self.ragged
+        chosen = self.ragged
+        if isinstance(chosen, Mapping):
+            chosen = chosen.get(path)
         if chosen is None:
             if self.output_format == "numpy":
                 return "offsets"
@@ -163,7 +165,9 @@ class ColumnFunction:
             return batch
         rows, returned = _num_rows(came), self.function(came)
         if (found := _num_rows(returned)) != rows:
-            came_of = f"{type(returned).__name__} of {found} rows" if found is not None else _said(returned)
+            came_of = _said(returned)
+            if found is not None:
+                came_of = f"{type(returned).__name__} of {found} rows"
             raise ConfigError(
                 f"{self.label} must return one entry for each of the batch's {rows} rows, got {came_of}; return a "
                 "tensor or an array whose first dimension is the rows, a list, or what the function was given"
@@ -184,6 +188,8 @@ class ColumnFunction:
 
 def column_functions(shapes: Sequence[Shape], policy: TypePolicy) -> tuple[ColumnFunction, ...]:
     """Return the functions that a policy names, in the order in which they are called."""
+    if not (policy.decode or policy.transforms):
+        return ()
     known = dict(_keys(shapes))
     return tuple(
         ColumnFunction(option, name, _place(option, name, known), function, policy.output_format == "numpy")
@@ -217,7 +223,7 @@ def stacked(values: Sequence[Any], *, numpy: bool) -> Any:
     >>> stacked([1.5, 2.5], numpy=True), stacked([1, None], numpy=True)
     (array([1.5, 2.5]), [1, None])
     """
-    first = values[0] if len(values) else None
+    first = next(iter(values), None)
     if isinstance(first, torch.Tensor):
         same = all(isinstance(each, torch.Tensor) and _form(each) == _form(first) for each in values)
         return torch.stack(list(values)) if same and not first.is_nested else list(values)

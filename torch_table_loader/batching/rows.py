@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.policy import ColumnFunction
+    from torch_table_loader.planning.window_sizes import WindowSizes
     from torch_table_loader.planning.windows import Dealing
     from torch_table_loader.samples import SampleCounts
 
@@ -88,7 +89,9 @@ class LateBatches:
         few = self._at_once * size
         for rows in self._runs:
             for start in range(0, rows.num_rows, few):
-                part = rows if rows.num_rows <= few else rows.slice(start, min(start + few, rows.num_rows))
+                part = rows
+                if rows.num_rows > few:
+                    part = rows.slice(start, min(start + few, rows.num_rows))
                 yield from part.batches(size)
 
 
@@ -353,7 +356,7 @@ class DealtWhole(CollectedParts[R]):
 
     @override
     def taken(self) -> Sequence[R]:
-        return [self._codec.taken(super().taken(), self._dealing.order)]
+        return [self._codec.taken(super().taken(), self._dealing.order_in(new_array))]
 
 
 class _Carry(Generic[R]):
@@ -454,22 +457,22 @@ class PieceBatches(ExactBatches[R]):
 
 
 class WindowShuffle(Generic[R]):
-    """The shuffle buffer: permutes a run of chunks inside windows of `window` rows; only the last may be shorter.
+    """The shuffle buffer: permutes a run of chunks inside windows; only the last may be shorter than `sizes` says.
 
     Args:
         permute: returns a copy of the rows of a window, given its number and its parts, in their order.
     """
 
-    __slots__ = ("_codec", "_index", "_permute", "_waiting", "_window")
+    __slots__ = ("_codec", "_index", "_permute", "_sizes", "_waiting")
 
     def __init__(
-        self, codec: RowsCodec[R], window: int, permute: Callable[[int, Sequence[R]], R], first_window: int = 0
+        self, codec: RowsCodec[R], sizes: WindowSizes, permute: Callable[[int, Sequence[R]], R], first_window: int = 0
     ) -> None:
         self._codec = codec
-        self._window = window
+        self._sizes = sizes
         self._permute = permute
         self._index = first_window
-        self._waiting = codec.collected(window)
+        self._waiting = codec.collected(sizes.most)
 
     def push(self, part: Part[R]) -> Iterator[R]:
         """Add rows; yield the windows that are full, permuted, each as one run of its own memory.
@@ -478,12 +481,13 @@ class WindowShuffle(Generic[R]):
         """
         chunk, start, end = part
         while start < end:
-            stop = min(end, start + self._window - self._waiting.num_rows)
-            if stop - start == self._window:
+            size = self._sizes.size(self._index)
+            stop = min(end, start + size - self._waiting.num_rows)
+            if stop - start == size:
                 yield self._permuted([chunk.slice(start, stop)])
             else:
                 self._waiting.add(chunk, start, stop)
-                if self._waiting.num_rows == self._window:
+                if self._waiting.num_rows == size:
                     yield from self.finish()
             start = stop
 
@@ -502,23 +506,23 @@ class WindowDeal(Generic[R]):
     """Deals the rows of a run of chunks to batches, window by window.
 
     Args:
-        window: rows of a window, whole batches; the last may be shorter.
+        sizes: of the windows, whole batches; the last may be shorter.
         length: all rows, whole batches.
         dealing_of: ``(window_index, length)`` to how the rows of that window are dealt.
     """
 
-    __slots__ = ("_codec", "_dealing_of", "_index", "_left", "_waiting", "_window")
+    __slots__ = ("_codec", "_dealing_of", "_index", "_left", "_sizes", "_waiting")
 
     def __init__(
         self,
         codec: RowsCodec[R],
-        window: int,
+        sizes: WindowSizes,
         length: int,
         dealing_of: Callable[[int, int], Dealing],
         first_window: int = 0,
     ) -> None:
         self._codec = codec
-        self._window = window
+        self._sizes = sizes
         self._left = length
         self._dealing_of = dealing_of
         self._index = first_window
@@ -528,15 +532,15 @@ class WindowDeal(Generic[R]):
         """Add rows; yield the windows that are full, each as one run; all must be taken before the next call."""
         chunk, start, end = part
         while start < end:
-            size = min(self._window, self._left)
+            size = min(self._sizes.size(self._index), self._left)
             if self._waiting is None:
                 self._waiting = self._codec.dealt(self._dealing_of(self._index, size))
-                self._index += 1
             stop = min(end, start + size - self._waiting.num_rows)
             self._waiting.add(chunk, start, stop)
             if self._waiting.num_rows == size:
                 full, self._waiting = self._waiting, None
                 self._left -= size
+                self._index += 1
                 yield from full.taken()
             start = stop
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,22 +71,24 @@ if TYPE_CHECKING:
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
 
-_SAME_WIDTH = {
-    pa.int8(): np.int8,
-    pa.int16(): np.int16,
-    pa.int32(): np.int32,
-    pa.int64(): np.int64,
-    pa.uint8(): np.uint8,
-    pa.uint16(): np.uint16,
-    pa.uint32(): np.uint32,
-    pa.uint64(): np.uint64,
-    pa.float16(): np.float16,
-    pa.float32(): np.float32,
-    pa.float64(): np.float64,
-    pa.bool_(): np.bool_,
+_SAME_WIDTH: Mapping[int, np.dtype[Any]] = {
+    pa.int8().id: np.dtype(np.int8),
+    pa.int16().id: np.dtype(np.int16),
+    pa.int32().id: np.dtype(np.int32),
+    pa.int64().id: np.dtype(np.int64),
+    pa.uint8().id: np.dtype(np.uint8),
+    pa.uint16().id: np.dtype(np.uint16),
+    pa.uint32().id: np.dtype(np.uint32),
+    pa.uint64().id: np.dtype(np.uint64),
+    pa.float16().id: np.dtype(np.float16),
+    pa.float32().id: np.dtype(np.float32),
+    pa.float64().id: np.dtype(np.float64),
+    pa.bool_().id: np.dtype(np.bool_),
 }
 
 _OUTPUTS: Mapping[str, outputs.Output] = {"torch": outputs.tensor_of, "numpy": outputs.array_of}
+
+_FIXED_CUTS: Mapping[str, Cut] = {"torch": outputs.cut_tensors, "numpy": outputs.cut_arrays}
 
 _LEAVE_OUT = 'leave it out with columns=[...], or use output_format="arrow"'
 _AS_VALUES = f'take it as Python values with unsupported="list", {_LEAVE_OUT}'
@@ -102,36 +105,71 @@ _USABLE = {
 T = TypeVar("T")
 
 
-def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozenset[str]]:
-    """Choose the node that decodes each column, and return the top-level columns in which a null is an error.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What decodes the columns of a schema, and what is known of them.
 
-    Those columns have single values.
+    Args:
+        columns: one decoder a column.
+        sensitive: the names of single values in which a null is an error.
+        refusing: the names of columns in which a null, at whatever depth, is one.
+        coded: the names of columns that may come as dictionaries.
+        encoded: the places of other columns that may come encoded, and are decoded first.
     """
+
+    columns: list[Decoder]
+    sensitive: frozenset[str]
+    refusing: frozenset[str]
+    coded: frozenset[str]
+    encoded: list[int]
+
+
+def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
+    """Choose the node that decodes each column."""
     chooser = Chooser(policy)
-    columns = [chooser.column(entry, entry.name, nullable=entry.nullable) for entry in schema]
+    columns, encoded = list[Decoder](), list[int]()
+    for place, entry in enumerate(schema):  # once: Arrow makes its entries anew each time
+        kind = opened_type(entry.type)
+        columns.append(chooser.column(entry.name, kind, entry.name, nullable=entry.nullable))
+        if kind is not entry.type and not columns[-1].takes_encoded and kind != entry.type:
+            encoded.append(place)
     check_keys(columns, "the table")
     for option, usable in _USABLE.items():
         check_names(option, policy.by_column(option), chooser.known, usable)
     _check_unsupported(policy, chooser)
-    sensitive = frozenset(
-        entry.name
-        for entry, column in zip(schema, columns, strict=True)
-        if isinstance(column, FixedDecoder) and isinstance(column.cell, FlatCell) and column.refuses_null
-    )
-    return columns, sensitive
+    refusing = [column for column in columns if column.refuses_null]
+    single = [each for each in refusing if isinstance(each, FixedDecoder) and isinstance(each.cell, FlatCell)]
+    coded = [column for column in columns if column.takes_encoded]
+    return Chosen(columns, _names(single), _names(refusing), _names(coded), encoded)
 
 
-def keyed(
-    schema: pa.Schema, columns: Sequence[Decoder], policy: TypePolicy
-) -> list[tuple[Decoder | Stack, tuple[int, ...]]]:
-    """Return what makes each key of a batch, with the places of its columns; those that no key names come behind."""
+def _names(columns: Sequence[Decoder]) -> frozenset[str]:
+    return frozenset(column.name for column in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """What makes each key of a batch, and beside it the places of its columns."""
+
+    makers: list[Decoder | Stack] = field(default_factory=list)
+    places: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(self, maker: Decoder | Stack, places: tuple[int, ...]) -> None:
+        """Add a key."""
+        self.makers.append(maker)
+        self.places.append(places)
+
+
+def keyed(schema: pa.Schema, columns: Sequence[Decoder], policy: TypePolicy) -> Keyed:
+    """Return what makes each key of a batch; columns that no key names come behind."""
     asked = policy.columns if isinstance(policy.columns, Mapping) else {}
-    found: list[tuple[Decoder | Stack, tuple[int, ...]]] = []
+    found, taken = Keyed(), set[int]()
     for key, names in asked.items():
         places = tuple(schema.get_field_index(name) for name in ([names] if isinstance(names, str) else names))
+        taken.update(places)
         own = [columns[place] for place in places]
         if isinstance(names, str):
-            found.append((replace(own[0], name=key), places))
+            found.add(replace(own[0], name=key), places)
             continue
         for name, column in zip(names, own, strict=True):
             if not isinstance(column, FixedDecoder) or column.cell.kind.inner or column.masked:
@@ -140,10 +178,12 @@ def keyed(
                     f"{schema.field(name).type} is none{_why_none(column)}; give it a key of its own"
                 )
         members = tuple(column for column in own if isinstance(column, FixedDecoder))
-        found.append((Stack(key, members, members[0].cut), places))
-    taken = {place for _, places in found for place in places}
-    found += [(column, (place,)) for place, column in enumerate(columns) if place not in taken]
-    check_keys([column for column, _ in found], "the batch")
+        found.add(Stack(key, members, members[0].cut), places)
+    for place, column in enumerate(columns):
+        if place not in taken:
+            found.add(column, (place,))
+    if asked:
+        check_keys(found.makers, "the batch")
     return found
 
 
@@ -158,7 +198,9 @@ def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
     names = Counter(shape.name for column in columns for shape in column.shapes())
     for name, count in names.items():
         if count > 1:
-            hint = "the mask of another column" if name.endswith(MASK_SUFFIX) else "another column"
+            hint = "another column"
+            if name.endswith(MASK_SUFFIX):
+                hint = "the mask of another column"
             raise ConfigError(
                 f"{where} has a column {name!r}, and {hint} would have the same name; "
                 "rename one, or leave one out with columns=[...]"
@@ -173,50 +215,65 @@ class Chooser:
     known: dict[str, str] = field(default_factory=dict)
     formless: set[str] = field(default_factory=set)
     """The dotted paths without a form as tensors."""
+    _fills: Mapping[str, Any] = field(init=False)
+    _cuts: Mapping[str, Cut] = field(init=False)
+    """How columns are cut into batches, by their form."""
 
-    def column(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
-        """Choose the node of a column, or of a struct's child; any schema above it may allow its nulls."""
-        kind = opened_type(entry.type)
-        entry = entry.with_type(kind)
-        if pt.is_struct(kind):
-            return self._struct(entry, path, nullable=nullable)
-        if is_text(kind):
-            return self._text(entry.name, kind, path)
-        if not _has_tensor_form(kind) and self._instead(path) == "list":
-            self.known[path] = "list of Python values, where null comes as None"
-            return ArrowDecoder(entry.name, kind, outputs.cut_values, checks_times=holds_times(kind))
-        masked = self.policy.masks and nullable
-        if pt.is_list(kind) or pt.is_large_list(kind) or _is_grid_of_text(kind):
-            return self._lists(entry, path, masked=masked)
-        masked = masked and not _becomes_float(kind)
-        return FixedDecoder(entry.name, self._cell(kind, path, masked=masked), self._cut("fixed"), masked)
+    def __post_init__(self) -> None:
+        """Look up what is the same for all columns."""
+        output = _OUTPUTS[self.policy.output_format]
+        self._fills = self.policy.fills
+        self._cuts = {
+            "fixed": _FIXED_CUTS[self.policy.output_format],
+            "nested": outputs.cut_nested,
+            "offsets": partial(outputs.cut_ragged, output=output),
+            "codes": partial(outputs.cut_codes, output=output),
+        }
+
+    def column(self, name: str, kind: pa.DataType, path: str, *, nullable: bool) -> Decoder:
+        """Choose the node of a column, or of a struct's child, of an opened type; any schema may allow its nulls."""
+        if kind.id not in _SAME_WIDTH:
+            if pt.is_struct(kind):
+                return self._struct(name, kind, path, nullable=nullable)
+            if is_text(kind):
+                return self._text(name, kind, path)
+            if not _has_tensor_form(kind) and self._instead(path) == "list":
+                self.known[path] = "list of Python values, where null comes as None"
+                return ArrowDecoder(name, kind, outputs.cut_values, checks_times=holds_times(kind))
+            if pt.is_list(kind) or pt.is_large_list(kind) or _is_grid_of_text(kind):
+                return self._lists(name, kind, path, masked=self.policy.masks and nullable)
+        masked = self.policy.masks and nullable and not _becomes_float(kind)
+        return FixedDecoder(name, self._cell(kind, path, masked=masked), self._cuts["fixed"], masked)
 
     def _instead(self, path: str) -> UnsupportedForm | None:
         """Return what becomes of a column, a child or an item without a form as tensors."""
         self.formless.add(path)
         return self.policy.unsupported_of(path)
 
-    def _struct(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
+    def _struct(self, name: str, kind: pa.DataType, path: str, *, nullable: bool) -> Decoder:
         self.known[path] = f"struct, whose children are named '{path}.<child>'"
         children = tuple(
-            self.column(child, f"{path}.{child.name}", nullable=nullable or child.nullable)
-            for child in children_of(entry.type)
+            self.column(
+                child.name, opened_type(child.type), f"{path}.{child.name}", nullable=nullable or child.nullable
+            )
+            for child in children_of(kind)
         )
         check_keys(children, f"the struct {path!r}")
-        return StructDecoder(entry.name, children)
+        return StructDecoder(name, children)
 
     def _text(self, name: str, kind: pa.DataType, path: str) -> Decoder:
         self.known[path] = "string"
         wide = _wide(kind)
-        fills = self.policy.fills
-        fill = text_fill(path, fills[path], wide) if path in fills else None
+        fill = None
+        if path in self._fills:
+            fill = text_fill(path, self._fills[path], wide)
         form = self.policy.strings_of(path)
         if form == "list":
             return ArrowDecoder(name, wide, outputs.cut_texts, fill)
         coder = self._coder(form, path, wide)
         if coder is None:
-            return ArrowDecoder(name, wide, self._cut("codes"), fill)
-        return CodesDecoder(name, wide, self._cut("fixed"), coder, fill)
+            return ArrowDecoder(name, wide, self._cuts["codes"], fill)
+        return CodesDecoder(name, wide, self._cuts["fixed"], coder, fill)
 
     def _coder(self, form: Strings, path: str, wide: pa.DataType) -> Coder | None:
         """Return what makes integers of strings; None where each batch has its own dictionary."""
@@ -226,22 +283,24 @@ class Chooser:
             return VocabularyCoder(vocabulary_array(path, form.values, wide))
         return None
 
-    def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
-        item = opened_type(entry.type.value_type)
+    def _lists(self, name: str, kind: pa.DataType, path: str, *, masked: bool) -> Decoder:
+        item = opened_type(kind.value_type)
         if is_text(item):
-            return self._text_lists(entry.name, path, _wide(item), masked=masked)
+            return self._text_lists(name, path, _wide(item), masked=masked)
         if pt.is_nested(item) and not pt.is_fixed_size_list(item):
-            raise unsupported(path, entry.type, _AS_VALUES)
+            raise unsupported(path, kind, _AS_VALUES)
         self.known[path] = "list"
-        return self._lists_of(entry.name, path, self._cell(entry.type.value_type, f"{path}.item"), masked=masked)
+        return self._lists_of(name, path, self._cell(item, f"{path}.item"), masked=masked)
 
     def _lists_of(self, name: str, path: str, item: Cell, *, masked: bool) -> ListsDecoder:
-        fill = list_fill(path, [], item) if masked else None
-        if path in self.policy.fills:
-            fill = list_fill(path, self.policy.fills[path], item)
+        fill = None
+        if path in self._fills:
+            fill = list_fill(path, self._fills[path], item)
+        elif masked:
+            fill = list_fill(path, [], item)
         layout = self.policy.layout_of(path)
         if not isinstance(layout, Pad):
-            return ListsDecoder(name, path, item, self._cut(layout), self._cut("fixed"), masked, fill)
+            return ListsDecoder(name, path, item, self._cuts[layout], self._cuts["fixed"], masked, fill)
         if fill is not None and layout.longest is not None and len(fill) > layout.longest:
             raise ConfigError(
                 f"nulls fills column {path!r} with {len(fill)} values, and Pad(length={layout.length}) takes no more "
@@ -249,7 +308,7 @@ class Chooser:
             )
         value = pad_value(path, layout.value, item)
         cut = partial(outputs.cut_padded, output=_OUTPUTS[self.policy.output_format], pad=layout, value=value)
-        return ListsDecoder(name, path, item, cut, self._cut("fixed"), masked, fill, layout.longest)
+        return ListsDecoder(name, path, item, cut, self._cuts["fixed"], masked, fill, layout.longest)
 
     def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Decoder:
         form = self.policy.strings_of(path)
@@ -268,26 +327,25 @@ class Chooser:
         return replace(self._lists_of(name, path, codes, masked=masked), coder=coder, text=wide)
 
     def _cell(self, kind: pa.DataType, path: str, *, masked: bool = False) -> Cell:
-        kind = opened_type(kind)
         cell: FlatCell | GridCell
         if pt.is_fixed_size_list(kind):
             self.known[path] = "fixed-size list"
-            cell = GridCell(path, self._cell(kind.value_type, f"{path}.item"), kind.list_size)
+            cell = GridCell(path, self._cell(opened_type(kind.value_type), f"{path}.item"), kind.list_size)
         else:
             self.known[path] = "number"
             cell = self._flat(kind, path)
         dtype = cell.kind.dtype
-        if path in self.policy.fills:
+        if path in self._fills:
             if (element := outputs.mark_of(dtype)) is not None:
                 raise ConfigError(
                     f"nulls fills column {path!r}, whose values are {element}, which numpy does not have; "
                     'leave it out of nulls, or pass nulls="mask"'
                 )
-            return replace(cell, fill=fixed_fill(path, self.policy.fills[path], cell, kind))
+            return replace(cell, fill=fixed_fill(path, self._fills[path], cell, kind))
         if masked:
             return replace(cell, fill=np.zeros((), dtype)[()])
         # In place of a list a null is an error, unless something was chosen for the nulls inside.
-        becomes_nan = isinstance(cell, FlatCell) or f"{path}.item" in self.policy.fills
+        becomes_nan = isinstance(cell, FlatCell) or f"{path}.item" in self._fills
         if dtype.kind == "f" and becomes_nan:
             return replace(cell, fill=dtype.type(np.nan))
         return cell
@@ -296,28 +354,21 @@ class Chooser:
         if isinstance(kind, ElementType):
             dtype = element_dtype(path, kind.element, numpy=self.policy.output_format == "numpy")
             return FlatCell(path, dtype, dtype)
-        if kind in _SAME_WIDTH:
-            stored = np.dtype(_SAME_WIDTH[kind])
-            becomes_float = stored.kind in "iu" and is_float(self.policy.fills.get(path))
-            return FlatCell(path, stored, np.result_type(stored, np.float32) if becomes_float else stored)
+        if (stored := _SAME_WIDTH.get(kind.id)) is not None:
+            loaded = stored
+            if stored.kind in "iu" and is_float(self._fills.get(path)):
+                loaded = np.result_type(stored, np.float32)
+            return FlatCell(path, stored, loaded)
         if pt.is_temporal(kind) and not pt.is_interval(kind):
             return FlatCell(path, np.dtype(np.int32) if kind.bit_width == 32 else _INT64, _INT64)
         if pt.is_decimal(kind):
             if self._instead(path) != "float64":
                 raise unsupported(path, kind, f'pass unsupported="float64" to take it as doubles, {_AS_VALUES}')
             return FlatCell(path, _FLOAT64, _FLOAT64, cast=True)
-        remedy = f"give its type with schema=, {_AS_VALUES}" if pt.is_null(kind) else _AS_VALUES
+        remedy = _AS_VALUES
+        if pt.is_null(kind):
+            remedy = f"give its type with schema=, {_AS_VALUES}"
         raise unsupported(path, kind, remedy)
-
-    def _cut(self, what: str) -> Cut:
-        output = _OUTPUTS[self.policy.output_format]
-        fixed = outputs.cut_tensors if self.policy.output_format == "torch" else outputs.cut_arrays
-        return {
-            "fixed": fixed,
-            "nested": outputs.cut_nested,
-            "offsets": partial(outputs.cut_ragged, output=output),
-            "codes": partial(outputs.cut_codes, output=output),
-        }[what]
 
 
 def element_dtype(path: str, element: str, *, numpy: bool) -> np.dtype[Any]:
@@ -343,7 +394,7 @@ def _check_unsupported(policy: TypePolicy, chooser: Chooser) -> None:
             continue
         if name in chooser.known:
             raise ConfigError(f"unsupported names {name!r}, which has a form as a tensor; leave it out there")
-        near = the_nearest(name, formless, spare=5) if (formless := sorted(chooser.formless)) else _few(formless)
+        near = _nearest(name, sorted(chooser.formless))
         raise ConfigError(f"unsupported names {name!r}, which is not a column here; {near}")
 
 
@@ -353,14 +404,16 @@ def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
 
 
 def _has_tensor_form(kind: pa.DataType) -> bool:
-    """Return whether values of a type that is neither text nor struct have a form as tensors."""
+    """Return whether values of an opened type that is neither text nor struct have a form as tensors."""
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         kind = opened_type(kind.value_type)
         if is_text(kind):
             return True
     while pt.is_fixed_size_list(kind):
         kind = opened_type(kind.value_type)
-    return isinstance(kind, ElementType) or kind in _SAME_WIDTH or (pt.is_temporal(kind) and not pt.is_interval(kind))
+    return (
+        isinstance(kind, ElementType) or kind.id in _SAME_WIDTH or (pt.is_temporal(kind) and not pt.is_interval(kind))
+    )
 
 
 def _is_grid_of_text(kind: pa.DataType) -> bool:
@@ -399,8 +452,9 @@ def is_float(given: object) -> bool:
 def _float_fill(path: str, given: Any, dtype: np.dtype[Any], kind: pa.DataType) -> Any:
     """Return NaN, or the mean of statistics, in a cell's dtype."""
     if dtype.kind != "f":
-        what, inside = (plain_type(kind).value_type, ".item") if pt.is_nested(plain_type(kind)) else (kind, "")
-        remedy = f"name '{path}{inside}'" if inside and pt.is_integer(what) else "give a value of that type"
+        remedy = "give a value of that type"
+        if pt.is_nested(plain_type(kind)) and pt.is_integer(plain_type(kind).value_type):
+            remedy = f"name '{path}.item'"
         raise ConfigError(
             f"nulls fills column {path!r} of type {kind} with {_told(given)}, which only ints and floats take; "
             f'{remedy}, or pass nulls="mask"'
@@ -476,11 +530,10 @@ def pad_value(path: str, given: float, item: Cell) -> Any:
     element = outputs.mark_of(dtype)
     if element is not None and given == 0:
         return np.zeros((), dtype)[()]
-    try:
-        with np.errstate(all="ignore"):
-            found = np.asarray(given).astype(dtype)[()] if element is None else None
-    except (OverflowError, ValueError):
-        found = None
+    found = None
+    if element is None:
+        with suppress(OverflowError, ValueError), np.errstate(all="ignore"):
+            found = np.asarray(given).astype(dtype)[()]
     fits = found is not None and (found == given if dtype.kind != "f" else np.isinf(found) == math.isinf(given))
     if not fits:
         raise ConfigError(
@@ -521,8 +574,13 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
             continue
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; {_few(usable)}")
-        near = the_nearest(name, usable, spare=5) if usable else _few(usable)
-        raise ConfigError(f"{option} names {name!r}, which is not a column here; {near}")
+        raise ConfigError(f"{option} names {name!r}, which is not a column here; {_nearest(name, usable)}")
+
+
+def _nearest(name: str, usable: Sequence[str]) -> str:
+    if usable:
+        return the_nearest(name, usable, spare=5)
+    return _few(usable)
 
 
 def _few(names: Sequence[str]) -> str:

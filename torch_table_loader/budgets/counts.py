@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from typing_extensions import override
 
-from torch_table_loader.samples import SampleCounts
+from torch_table_loader.samples import SampleCounts, in_percent, known_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,15 +63,14 @@ class BudgetCounts(SampleCounts):
             ("batches", self.batches),
             ("rows", self.rows),
             ("tokens", self.tokens),
-            ("full", None if self.fill is None else f"{self.fill:.2%}"),
+            ("full", in_percent(self.fill)),
             ("rows longer than a batch", self.longer),
         ]
 
     @override
     def __add__(self, other: Self) -> Self:
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("batches", *self.numbers))
-        sums = [None if one is None or two is None else one + two for one, two in pairs]
-        return type(self)(self.budget, *sums)
+        return type(self)(self.budget, *(known_sum(*pair) for pair in pairs))
 
     @property
     def fill(self) -> float | None:
@@ -82,7 +81,10 @@ class BudgetCounts(SampleCounts):
 
     def __str__(self) -> str:
         """Format the numbers as one line; unknown ones are left out."""
-        shown = [] if self.batches is None else [f"{self.batches:,} batches of up to {self.budget:,} tokens"]
-        shown += [] if self.fill is None else [f"{100 * self.fill:.1f} % full"]
+        shown = []
+        if self.batches is not None:
+            shown.append(f"{self.batches:,} batches of up to {self.budget:,} tokens")
+        if self.fill is not None:
+            shown.append(f"{100 * self.fill:.1f} % full")
         named = {"rows": self.rows, "longer": self.longer}
         return ", ".join([*shown, *(f"{count:,} {name}" for name, count in named.items() if count)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -218,12 +218,22 @@ def _settings(name: str, kind: Any) -> dict[str, Any]:
     elif "action" not in own:
         if isinstance(default, int | str) and "(default" not in own["help"]:
             settings["help"] += f" (default: {default})"
-        number = int if int in known and str not in known else None
-        settings["metavar"] = "SIZE" if int in known and not number else "N" if number else "NAME"
-        settings["type"] = number or (rows_or_size if int in known else str)
-        settings |= {"choices": choices} if (choices := _choices(kind)) else {}
+        settings["metavar"], settings["type"] = _taken_as(known)
+        if choices := _choices(kind):
+            settings["choices"] = choices
     settings |= {key: value for key, value in own.items() if key not in ("flag", "help")}
-    return settings | ({"dest": name, "default": argparse.SUPPRESS} if flag_of(name) != "path" else {})
+    if flag_of(name) != "path":
+        settings |= {"dest": name, "default": argparse.SUPPRESS}
+    return settings
+
+
+def _taken_as(known: Collection[Any]) -> tuple[str, Callable[[str], Any]]:
+    """Return what help calls the value of an option of some types, and what reads it."""
+    if int not in known:
+        return "NAME", str
+    if str in known:
+        return "SIZE", rows_or_size
+    return "N", int
 
 
 def add_arguments(parser: argparse.ArgumentParser, keywords: Collection[str], *, beside: bool = False) -> None:

@@ -67,7 +67,9 @@ _LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_f
 
 def run(typed: argparse.Namespace) -> None:
     """Plan, and print the result."""
-    own = {"rank": 0} if getattr(typed, "num_ranks", 1) > 1 else {}
+    own = {}
+    if getattr(typed, "num_ranks", 1) > 1:
+        own["rank"] = 0
     with warnings.catch_warnings():
         # These concern what rank 0 knows about the others' steps; here all ranks are planned and shown.
         warnings.filterwarnings("ignore", "under a row filter each of|ranks take different numbers of steps")
@@ -285,7 +287,7 @@ def head(typed: argparse.Namespace) -> None:
         columns.append(map(plain, python_values(values)))
     found = [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
     shown = [[_short(value) for value in row.values()] for row in found]
-    title = "the first row" if len(found) == 1 else f"the first {len(found):,} rows" if found else "no rows"
+    title = {0: "no rows", 1: "the first row"}.get(len(found), f"the first {len(found):,} rows")
     table = Printed(title, {name: name for name in rows.schema.names}, shown)
     show(typed, {"rows": found, "notes": notes}, table, *map(note, notes))
 
@@ -305,15 +307,18 @@ def schema(typed: argparse.Namespace) -> None:
 
 def plan(typed: argparse.Namespace) -> None:
     """Print what a rank reads in an epoch, and why."""
-    own = {"rank": typed.rank} if getattr(typed, "num_ranks", 1) > 1 or typed.rank else {}
+    own = {}
+    if getattr(typed, "num_ranks", 1) > 1 or typed.rank:
+        own["rank"] = typed.rank
     dataset = open_table(typed, **own)
     dataset.set_epoch(typed.epoch)
     found = dataset.explain()
     value = {name: value for name, value in asdict(found).items() if name != "order"}
     value["packing"] = value.pop("counts")
-    description = dataset.table.description
     parts = [in_shell_words(part) if isinstance(part, str) else part for part in found.parts()]
-    show(typed, value, *([description] if description else []), *parts)
+    if dataset.table.description:
+        parts.insert(0, dataset.table.description)
+    show(typed, value, *parts)
 
 
 def plain(value: Any) -> Any:
@@ -340,8 +345,9 @@ def _short(value: Any) -> str | int:
         if isinstance(value, int):
             return value
         return repr(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = " ".join(text.split())
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False)
+    text = " ".join(value.split())
     if len(text) <= _WIDEST:
         return text
     return text[: _WIDEST - 1] + "…"

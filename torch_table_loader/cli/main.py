@@ -69,10 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 for success; 1 if the reader of the output has gone; 2 for an error of the caller, the table or
         the store; 130 if interrupted.
     """
-    words = with_order(sys.argv[1:] if arguments is None else arguments)
-    typed = make_parser([name for name in COMMANDS if name in words]).parse_args(
-        [*words, "--help"] if tuple(words) in _BARE else words
-    )
+    if arguments is None:
+        arguments = sys.argv[1:]
+    words = with_order(arguments)
+    if tuple(words) in _BARE:
+        words.append("--help")
+    typed = make_parser([name for name in COMMANDS if name in words]).parse_args(words)
     try:
         with warnings_in_one_line(always=not typed.debug):
             typed.run(typed)
@@ -125,7 +127,9 @@ def complete(typed: argparse.Namespace) -> None:
         sys.stdout.write("\n".join([f"complete -c {PROGRAM} -f -n __fish_use_subcommand", *lines]) + "\n")
         return
     cases = [f'      "{" ".join(path)}") options="{" ".join(found)}"; break ;;' for path, found in words.items()]
-    script = _ZSH if typed.shell == "zsh" else _BASH
+    script = _BASH
+    if typed.shell == "zsh":
+        script = _ZSH
     sys.stdout.write(script.replace("CASES", "\n".join(cases)))
 
 
@@ -146,14 +150,16 @@ def _words(path: tuple[str, ...], parser: argparse.ArgumentParser) -> Iterator[t
 
 
 def _fish(path: tuple[str, ...], word: str, text: str) -> str:
-    where = (
-        f"'{'; and '.join(f'__fish_seen_subcommand_from {name}' for name in path)}'"
-        if path
-        else "__fish_use_subcommand"
-    )
-    what = f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}"
-    meaning = text.replace("%%", "%").replace("'", "\\'")
-    return f"complete -c {PROGRAM} -n {where} {what}" + (f" -d '{meaning}'" if meaning else "")
+    where, what = "__fish_use_subcommand", f"-f -a {word}"
+    if path:
+        where = f"'{'; and '.join(f'__fish_seen_subcommand_from {name}' for name in path)}'"
+    if word.startswith("--"):
+        what = f"-l {word[2:]}"
+    line = f"complete -c {PROGRAM} -n {where} {what}"
+    if text:
+        meaning = text.replace("%%", "%").replace("'", "\\'")
+        line += f" -d '{meaning}'"
+    return line
 
 
 def add_inspect(parser: Parser) -> None:

@@ -78,13 +78,15 @@ def _entry(name: str, origin: str) -> dict[str, Any]:
     except ConfigError as error:  # the others can still be used
         return known | {"error": str(error)}
     traits = getattr(reader, "traits", Traits("?", "?", "?"))
-    lists = ", lists too" if isinstance(reader, ListCountingReader) else ""
+    counting = traits.counted
+    if isinstance(reader, ListCountingReader):
+        counting += ", lists too"
     return known | {
         "suffixes": suffixes_of(reader),
         "cut": traits.cut,
         "pruning": traits.pruned,
         "ranges": isinstance(reader, RangedReader),
-        "counting": f"{traits.counted}{lists}",
+        "counting": counting,
         "needs": _missing(traits.needs),
     }
 

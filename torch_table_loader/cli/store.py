@@ -68,11 +68,11 @@ def verify(typed: argparse.Namespace) -> None:
     """Compare the checksums of whole stores."""
     faults, states = [], {}
     for place, manifest, fault in _stores(_folder(typed)):
-        found = fault or (None if manifest is None else _fault_of(place, manifest))
-        states[place.name] = f"damaged: {found}" if found else "unfinished" if manifest is None else "whole"
+        states[place.name] = state = _state_of(place, manifest, fault)
         if not typed.json:
-            print(wrapped(f"{place.name}: {states[place.name]}", width_of_output()), flush=True)
-        faults += [place.name] if found else []
+            print(wrapped(f"{place.name}: {state}", width_of_output()), flush=True)
+        if state.startswith("damaged"):
+            faults.append(place.name)
     if typed.json:
         listed = [{"store": name, "state": state} for name, state in states.items()]
         show(typed, {"folder": str(_folder(typed)), "stores": listed})
@@ -97,18 +97,31 @@ def prune(typed: argparse.Namespace) -> None:
             else:
                 shutil.rmtree(place)
             removed.append(place.name)
-    lines = [f"removed {name}" for name in removed]
-    show(typed, {"folder": str(_folder(typed)), "removed": removed}, *(["\n".join(lines)] if lines else []))
+    parts = []
+    if removed:
+        parts.append("\n".join(f"removed {name}" for name in removed))
+    show(typed, {"folder": str(_folder(typed)), "removed": removed}, *parts)
 
 
 def _stores(folder: Path) -> Iterator[tuple[Path, Manifest | None, str]]:
     """Return each store, its manifest, and the error in the manifest, if any."""
-    places = sorted(folder.glob(f"{_PREFIX}*")) if folder.is_dir() else []
-    for place in filter(Path.is_dir, places):
+    if not folder.is_dir():
+        return
+    for place in filter(Path.is_dir, sorted(folder.glob(f"{_PREFIX}*"))):
         try:
             yield place, read_manifest(place), ""
         except (TableError, StorageError) as error:
             yield place, None, str(error)
+
+
+def _state_of(place: Path, manifest: Manifest | None, fault: str) -> str:
+    if not fault:
+        if manifest is None:
+            return "unfinished"
+        fault = _fault_of(place, manifest)
+    if fault:
+        return f"damaged: {fault}"
+    return "whole"
 
 
 def _fault_of(place: Path, manifest: Manifest) -> str:

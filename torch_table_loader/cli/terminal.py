@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -105,7 +105,9 @@ class Parser(argparse.ArgumentParser):
         for name in names:
             longer = [flag for flag in known if name[1:] in flag]
             near |= dict.fromkeys((longer or nearest(name, known, spare=0, least=0.7))[:1])
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        hint = ""
+        if near:
+            hint = f"; did you mean {', '.join(near)}?"
         self.error(f"unknown option{'s' if len(names) > 1 else ''} {', '.join(names)}{hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -167,10 +169,15 @@ def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
     if typed.json:
         sys.stdout.write(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
         return
-    width, plain = width_of_output(), not sys.stdout.isatty() or "NO_COLOR" in os.environ
+    width = width_of_output()
+    strong: Callable[[str], str] = _bold
+    if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
+        strong = str
     for number, part in enumerate(parts):
-        text = part.text(width, str if plain else _bold) if isinstance(part, Table) else wrapped(part, width)
-        sys.stdout.write(f"\n{text}\n" if number else f"{text}\n")
+        text = part.text(width, strong) if isinstance(part, Table) else wrapped(part, width)
+        if number:
+            sys.stdout.write("\n")
+        sys.stdout.write(f"{text}\n")
 
 
 def note(text: str) -> str:

@@ -193,9 +193,12 @@ def tokenize(typed: argparse.Namespace) -> None:
         )
     text = f"{share.written:,} of {number_of(share.num_parts, 'file')} written: {number_of(share.documents, 'row')}"
     text += f", {number_of(share.tokens, 'token')}"
-    text += f", {number_of(share.dropped, 'row')} without text left out" if share.dropped else ""
+    if share.dropped:
+        text += f", {number_of(share.dropped, 'row')} without text left out"
     seconds = time.perf_counter() - began
-    end = "is whole" if share.finished else "will appear when the other ranks are done"
+    end = "will appear when the other ranks are done"
+    if share.finished:
+        end = "is whole"
     value = {**asdict(share), "seconds": seconds}
     show(typed, value, f"{text}, {seconds:.1f} s\n{typed.out} {end}")
 
@@ -227,15 +230,15 @@ def _workers(typed: argparse.Namespace) -> int:
 def _open_text(typed: argparse.Namespace) -> TableDataset:
     if (typed.rank is None) != (typed.num_ranks is None):
         raise ConfigError("pass --rank and --num-ranks together, or neither of them")
-    alone = {"num_ranks": 1} if typed.engine else {"num_ranks": "auto"}
-    ranks = alone if typed.rank is None else {"num_ranks": typed.num_ranks, "rank": typed.rank}
     # Every row comes once, in any number of steps: nothing is counted, and no rank is warned of unequal steps.
     own: dict[str, Any] = {"drop_last": True, "count_filtered": False, "output_format": "arrow"}
     own["show_progress"] = wants_bar(typed)
-    own |= {
-        "columns": list(dict.fromkeys(filter(None, [_column(typed), *typed.keep, typed.tools]))),
-        **ranks,
-    }
+    own["columns"] = list(dict.fromkeys(filter(None, [_column(typed), *typed.keep, typed.tools])))
+    own["num_ranks"] = "auto"
+    if typed.rank is not None:
+        own |= {"num_ranks": typed.num_ranks, "rank": typed.rank}
+    elif typed.engine:
+        own["num_ranks"] = 1
     return open_table(typed, **own)
 
 

@@ -93,7 +93,9 @@ class _SchemaReader:
 
     def physical(self, field: Mapping[str, Any]) -> str:
         """Return what files call a field."""
-        return str(field["name"] if self.mode == "none" else self._mapped(field, _NAME))
+        if self.mode == "none":
+            return str(field["name"])
+        return str(self._mapped(field, _NAME))
 
     def column(self, field: Mapping[str, Any], *, in_log: bool = False) -> tuple[Column, NamedIds]:
         """Read a field, and the names inside it."""

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +45,7 @@ from torch_table_loader.table_formats import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.delta.log import Vector
+    from torch_table_loader.delta.vectors import Vector
     from torch_table_loader.table_formats import SnapshotFiles, TableColumns
 
 CHANGES = (
@@ -88,9 +88,12 @@ def _read(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
         frozenset(str(each["path"]) for each in files if each.get("dataChange", True)) for files in (adds, removes)
     )
     operation = str((infos and infos[0].get("operation")) or "unknown")
-    return Commit(
-        version, version - 1, operation, "change" if removed else "replace" if removes else "append", added, removed
-    )
+    does: Literal["append", "replace", "change"] = "append"
+    if removed:
+        does = "change"
+    elif removes:
+        does = "replace"
+    return Commit(version, version - 1, operation, does, added, removed)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -225,13 +228,15 @@ class DeltaRequest(TableRequest):
             raise TableError(f"the schema of {self._root} must have its partition column {missing[0]!r}; fix the table")
         partition = [name for name in log.partition_columns if name in schema.names]
         files, notes = self._files(reader, log, storage, columns, partition)
+        if not self.lazy:
+            files = self.listed(files, storage)
         shape = json.dumps([log.table_id, log.mode, log.partition_columns, list(log.fields)], sort_keys=True)
         return self.made(
             self._root,
             log.table_id,
             log.version,
             storage=storage,
-            files=files if self.lazy else self.listed(files, storage),
+            files=files,
             schema=schema,
             notes=notes,
             partition_schema=pa.schema([schema.field(name) for name in (*partition, *(each.name for each in changes))]),
@@ -268,8 +273,9 @@ class DeltaRequest(TableRequest):
         adds = kept(log.adds)
         files, elsewhere = live_files(adds, log.vectors, columns.table, partition, self._root)
         storage.require(elsewhere)
-        note = f"the filter prunes {len(log.adds) - len(adds):,} of {len(log.adds):,} files"
-        return files, (note,) if self.filters is not None else ()
+        if self.filters is None:
+            return files, ()
+        return files, (f"the filter prunes {len(log.adds) - len(adds):,} of {len(log.adds):,} files",)
 
 
 def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None:
@@ -359,7 +365,7 @@ def live_files(
             f"a data file must be in a version once, and the log of {root} has {maker.named(twice)[1]} twice, so that "
             "its rows would come twice; fix the table, or read another version"
         )
-    deleted = [place for place, path in enumerate(paths) if path in vectors] if vectors else []
+    deleted = [place for place, path in enumerate(paths) if path in vectors]
     for place in deleted:
         if 0 <= rows[place] < (num_rows := vectors[paths[place]].num_rows):
             raise TableError(
@@ -417,7 +423,9 @@ def _unescaped(value: bytes | None) -> bytes | None:
 
 def _values(adds: pa.Table, name: str) -> list[Any]:
     array = partition_array(adds, name)
-    found: list[Any] = (array.cast(pa.int64()) if pa.types.is_timestamp(array.type) else array).to_pylist()
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.int64())
+    found: list[Any] = array.to_pylist()
     return found
 
 
@@ -451,8 +459,7 @@ class _FileMaker:
         path = path_of(self._root, written)
         if path.startswith(self._root):
             return path, path[len(self._root) :]
-        name = shown_url(path)
-        return path, name.partition("://")[2].lstrip("/") if "://" in name else name.lstrip("/")
+        return path, shown_url(path).split("://", 1)[-1].lstrip("/")
 
     def __call__(self, place: int) -> DataFile:
         """Make the file that the log describes."""

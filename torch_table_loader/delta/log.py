@@ -7,19 +7,17 @@ is read here.
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 import io
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, NamedTuple, TypeVar
-from uuid import UUID
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,9 +25,10 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from torch_table_loader.delta.delta_options import DeltaAddress, path_of
+from torch_table_loader.delta.delta_options import DeltaAddress
 from torch_table_loader.delta.log_decimals import Padding, is_uneven, scales_of, schema_in
-from torch_table_loader.delta.log_nesting import check_checkpoint, check_commit
+from torch_table_loader.delta.log_nesting import check_part
+from torch_table_loader.delta.vectors import Vector, vector_of
 from torch_table_loader.errors import (
     ConfigError,
     MissingPathError,
@@ -38,8 +37,6 @@ from torch_table_loader.errors import (
     TableLoaderError,
 )
 from torch_table_loader.table_formats import (
-    DataFile,
-    DeleteFile,
     FileVersion,
     TableRequest,
     TableStorage,
@@ -125,16 +122,21 @@ class LogReader:
         passed = [entry["version"] for entry in timed if entry["inCommitTimestamp"] <= wanted]
         if passed:
             return int(max(passed))
-        first = min((entry["inCommitTimestamp"] for entry in timed), default=None)
-        begun = "no commit has one" if first is None else f"the first is from {TableRequest.shown_time(first)}"
+        begun = "no commit has one"
+        if timed:
+            first = min(entry["inCommitTimestamp"] for entry in timed)
+            begun = f"the first is from {TableRequest.shown_time(first)}"
         raise ConfigError(
             f"{self.at.root}: no commit of the table is known to be from {timestamp.isoformat()} or before; "
             f"{begun}: pass version="
         )
 
     def _opened(self, root: str, version: int | None) -> DeltaTable:
-        options = self.at.for_deltalake(self.retry_seconds) if root == self.at.root else None
-        what = None if version is None else f"version {version}"
+        options = what = None
+        if root == self.at.root:
+            options = self.at.for_deltalake(self.retry_seconds)
+        if version is not None:
+            what = f"version {version}"
         try:
             found = self._asking(lambda: self.files.check_nesting(version), what)
         except StorageError as error:
@@ -147,16 +149,19 @@ class LogReader:
         check_protocol(protocol.min_reader_version, features, self.at.root)
         mode = mapping_mode(protocol.min_reader_version, features, metadata.configuration, self.at.root)
         self.files.check(table.version())
-        vectors = self.files.vectors(table.version()) if _VECTORS in features else {}
+        vectors: Mapping[str, Vector] = {}
+        if _VECTORS in features:
+            vectors = self.files.vectors(table.version())
         adds = pa.table(table.get_add_actions())
-        adds = in_order(adds if self.statistics else without_statistics(adds))
+        if not self.statistics:
+            adds = without_statistics(adds)
         return Log(
             table.version(),
             str(metadata.id),
             json.loads(table.schema().to_json())["fields"],
             mode,
             tuple(metadata.partition_columns),
-            adds,
+            in_order(adds),
             vectors,
             _tells_time(table),
         )
@@ -269,7 +274,9 @@ def mapping_mode(reader: int, features: Sequence[str], settings: Mapping[str, st
     mode = settings.get(_MODE, "none")
     if mode not in _MODES:
         raise TableError(f"{_MODE} of {where} must be one of {', '.join(_MODES)}, got {mode!r}; fix the table")
-    return mode if reader == 2 or "columnMapping" in features else "none"
+    if reader == 2 or "columnMapping" in features:
+        return mode
+    return "none"
 
 
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|(\.[0-9A-Za-z-]{36}))?\.(?:parquet|json)")
@@ -281,16 +288,6 @@ _WHOLE_BYTES = 8 << 20
 """A file of the log that is not larger is read with one request."""
 
 _REQUESTS = 16
-
-_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_PYTHONS = str.maketrans(_Z85, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~")
-"""Base 85 as ZeroMQ's RFC 32 spells it, in the letters that Python's `base64` knows."""
-
-_UUID_LETTERS = 20
-_FRAME_BYTES = 8
-"""Of a vector in a file: its length before it, and its checksum after it."""
-
-_MOST = (1 << 63) - 1
 
 
 def commit_path(root: str, version: int) -> str:
@@ -357,13 +354,15 @@ class LogFiles:
     def _parts(self, version: int | None, *, every: bool) -> tuple[int | None, list[str]]:
         """Return a version (None: the newest), and the files that deltalake reads of it, or `every` file."""
         known = {name: int(match[1]) for name in self._sizes if (match := _PART_OF_LOG.match(name))}
-        version = max(known.values(), default=None) if version is None else version
-        checkpoint, _ = ((), range(0)) if version is None else self._newest_checkpoint(version)
-        begun = int(checkpoint[0][:20]) if checkpoint else -1
+        if not known:
+            return version, []
+        if version is None:
+            version = max(known.values())
+        checkpoint, commits = self._newest_checkpoint(version)
         names = [
             name
             for name, number in known.items()
-            if name in checkpoint or every or ("checkpoint" not in name and begun < number <= (version or 0))
+            if name in checkpoint or every or ("checkpoint" not in name and number in commits)
         ]
         return version, names
 
@@ -380,7 +379,7 @@ class LogFiles:
 
     def _copy(self, path: str, size: int, target: Path, padding: Padding) -> None:
         with self._opened(path, size) as source:
-            for each in check_commit(source.read(), path) if path.endswith(".json") else check_checkpoint(source, path):
+            for each in check_part(source, path):
                 there, num_bytes = self._sidecar(each)
                 copy = target.parent / "_sidecars" / there.rpartition("/")[2]
                 self._copy(there, num_bytes, copy, padding)
@@ -406,8 +405,7 @@ class LogFiles:
     def _check_nesting_of(self, path: str, size: int) -> None:
         try:
             with self._opened(path, size) as source:
-                whole = path.endswith(".json")
-                sidecars = check_commit(source.read(), path) if whole else check_checkpoint(source, path)
+                sidecars = check_part(source, path)
         except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise TableError(
                 f"{shown_url(path)} must be a part of the table's log, and does not parse ({error}); restore the file "
@@ -447,9 +445,10 @@ class LogFiles:
             if (match := _CHECKPOINT.fullmatch(name)) and int(match[1]) <= version:
                 checkpoints.setdefault((int(match[1]), match[3] or match[4] or ""), []).append(name)
         whole = [key for key, names in checkpoints.items() if not key[1].isdecimal() or len(names) == int(key[1])]
-        newest = max(whole, default=None)
-        commits = range(0 if newest is None else newest[0] + 1, version + 1)
-        return tuple(sorted(checkpoints[newest])) if newest is not None else (), commits
+        if not whole:
+            return (), range(version + 1)
+        newest = max(whole)
+        return tuple(sorted(checkpoints[newest])), range(newest[0] + 1, version + 1)
 
     def _list(self) -> None:
         listed = {
@@ -498,21 +497,31 @@ class LogFiles:
     def _adds(self, path: str, size: int) -> Iterator[tuple[str, Vector | None]]:
         """Yield the files that a file of the log adds, with what is deleted from them."""
         with self._opened(path, size) as source:
-            for action in _parquet_actions(source) if path.endswith(".parquet") else _json_actions(source, path):
+            for action in _actions(source, path):
                 add, sidecar = action.get("add"), action.get("sidecar")
                 if add is not None:
                     vector = add.get("deletionVector")
-                    yield add["path"], None if vector is None else vector_of(vector, self.root)
+                    if vector is not None:
+                        vector = vector_of(vector, self.root)
+                    yield add["path"], vector
                 if sidecar is not None:
                     yield from self._adds(*self._sidecar(sidecar))
 
     def _sidecar(self, entry: Mapping[str, Any]) -> tuple[str, int]:
-        name = entry["path"]
-        return name if "/" in name else self._path(f"_sidecars/{name}"), entry.get("sizeInBytes") or 0
+        path = entry["path"]
+        if "/" not in path:
+            path = self._path(f"_sidecars/{path}")
+        return path, entry.get("sizeInBytes") or 0
 
 
 def _commit_name(version: int) -> str:
     return f"{version:020}.json"
+
+
+def _actions(source: BinaryIO, path: str) -> Iterator[Mapping[str, Any]]:
+    if path.endswith(".parquet"):
+        return _parquet_actions(source)
+    return _json_actions(source, path)
 
 
 def _json_actions(source: BinaryIO, path: str) -> Iterator[Mapping[str, Any]]:
@@ -525,72 +534,17 @@ def _parquet_actions(source: BinaryIO) -> Iterator[Mapping[str, Any]]:
     """Yield the adds with a deletion vector and the sidecars of a checkpoint; before it there is nothing."""
     file = pq.ParquetFile(source)
     schema = file.schema_arrow
-    adds = schema.field("add").type if "add" in schema.names else pa.struct([])
-    names = ["add.path", "add.deletionVector"] if adds.get_field_index("deletionVector") >= 0 else []
-    names += ["sidecar"] if "sidecar" in schema.names else []
-    for batch in file.iter_batches(columns=names) if names else ():
-        wanted = [pc.is_valid(pc.struct_field(batch["add"], "deletionVector"))] if "add" in batch.schema.names else []
-        wanted += [batch["sidecar"].is_valid()] if "sidecar" in batch.schema.names else []
+    names = []
+    if "add" in schema.names and schema.field("add").type.get_field_index("deletionVector") >= 0:
+        names = ["add.path", "add.deletionVector"]
+    if "sidecar" in schema.names:
+        names.append("sidecar")
+    if not names:
+        return
+    for batch in file.iter_batches(columns=names):
+        wanted = []
+        if "add" in batch.schema.names:
+            wanted.append(pc.is_valid(pc.struct_field(batch["add"], "deletionVector")))
+        if "sidecar" in batch.schema.names:
+            wanted.append(batch["sidecar"].is_valid())
         yield from batch.filter(reduce(pc.or_, wanted)).to_pylist()
-
-
-class Vector(NamedTuple):
-    """A deletion vector: in a file, or inline where the log itself holds it (then `path` is None).
-
-    The offset is the byte of the file at which the vector begins, including its length.
-    """
-
-    path: str | None
-    offset: int
-    num_bytes: int
-    num_rows: int
-    inline: bytes = b""
-
-    def delete_of(self, file: DataFile, root: str) -> DeleteFile:
-        """Return it as what deletes rows of a data file of the table in the folder `root`."""
-        if self.path is None:
-            return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline)
-        name = shown_url(self.path).removeprefix(f"{root.rstrip('/')}/")
-        blob = self.offset, self.num_bytes + _FRAME_BYTES
-        holder = DataFile(self.path, name, FileVersion(sum(blob), immutable=True), "deletion vectors")
-        return DeleteFile(holder, "vector", self.num_rows, blob=blob)
-
-
-def vector_of(entry: Mapping[str, Any], root: str) -> Vector:
-    """Read a ``deletionVector`` of the log."""
-    kind, where = entry.get("storageType"), entry.get("pathOrInlineDv")
-    if not isinstance(where, str) or not where:
-        raise ValueError(f"pathOrInlineDv of a deletion vector must be a text that is not empty, got {where!r}")
-    num_bytes, num_rows = (_whole(entry.get(name), name) for name in ("sizeInBytes", "cardinality"))
-    if kind == "i":
-        data = _bytes(where)
-        if not 0 <= len(data) - num_bytes < 4:
-            raise ValueError(f"sizeInBytes of a deletion vector is {num_bytes}, and its inline text has {len(data)}")
-        return Vector(None, 0, num_bytes, num_rows, data[:num_bytes])
-    offset = 1 if entry.get("offset") is None else _whole(entry.get("offset"), "offset")
-    if kind == "p":
-        return Vector(path_of(root, where), offset, num_bytes, num_rows)
-    if kind != "u":
-        raise ValueError(f"storageType of a deletion vector must be 'u', 'p' or 'i', got {kind!r}")
-    prefix, name = where[:-_UUID_LETTERS], UUID(bytes=_bytes(where[-_UUID_LETTERS:]))
-    folder = f"{root.rstrip('/')}/{prefix}".rstrip("/")
-    return Vector(f"{folder}/deletion_vector_{name}.bin", offset, num_bytes, num_rows)
-
-
-def _whole(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise ValueError(f"{name} of a deletion vector must be a whole number from 0 to {_MOST}, got {value!r:.40}")
-    return value
-
-
-def _bytes(letters: str) -> bytes:
-    """Decode text of base 85.
-
-    >>> _bytes("HelloWorld").hex()
-    '864fd26fb559f75b'
-    """
-    if unknown := set(letters) - set(_Z85):
-        raise ValueError(f"{min(unknown)!r} is no letter of base 85")
-    if len(letters) % 5:
-        raise ValueError(f"text of base 85 must have five letters for four bytes, got {len(letters)} letters")
-    return base64.b85decode(letters.translate(_PYTHONS))

@@ -51,9 +51,9 @@ def schema_in(source: BinaryIO, *, is_json: bool) -> list[dict[str, Any]] | None
         lines = [json.loads(line) for line in source if b'"metaData"' in line]
         found = [action["metaData"] for action in lines if isinstance(action.get("metaData"), dict)]
     else:
-        file = pq.ParquetFile(source)
-        names = ["metaData.schemaString"] if "metaData" in file.schema_arrow.names else []
-        found = file.read(columns=names)["metaData"].drop_null().to_pylist() if names else []
+        found, file = [], pq.ParquetFile(source)
+        if "metaData" in file.schema_arrow.names:
+            found = file.read(columns=["metaData.schemaString"])["metaData"].drop_null().to_pylist()
     if found:
         return list(json.loads(found[-1]["schemaString"])["fields"])
     return None
@@ -75,7 +75,7 @@ def padded(text: str | None, scale: int) -> str | None:
     if max(len(digits), abs(shift)) > _MOST_DIGITS:
         return text
     number = int("".join(map(str, digits)))
-    number, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
+    number, rest = divmod(number * 10 ** max(shift, 0), 10 ** max(-shift, 0))
     if rest:
         return text
     whole = f"{number:0{scale + 1}}"
@@ -97,8 +97,7 @@ class Padding:
 
     def of_json(self, content: bytes) -> bytes:
         """Return a commit, or a checkpoint as JSON."""
-        lines = (self._line(line) if _CHANGED.search(line) else line for line in content.splitlines())
-        return b"".join(line + b"\n" for line in lines)
+        return b"".join(self._line(line) + b"\n" for line in content.splitlines())
 
     def of_parquet(self, source: BinaryIO, target: Path) -> None:
         """Write a checkpoint, a part of one, or a sidecar."""
@@ -109,6 +108,8 @@ class Padding:
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
 
     def _line(self, line: bytes) -> bytes:
+        if not _CHANGED.search(line):
+            return line
         actions = json.loads(line)
         for kind, action in actions.items():
             if kind in _CHANGES and isinstance(action, dict):
@@ -132,10 +133,9 @@ class Padding:
             return self.sidecars.get(path, value)
         if value is None:
             return None
-        pairs = value.items() if isinstance(value, dict) else value
-        padded_pairs = [
-            (name, padded(text, self.scales[name]) if name in self.scales else text) for name, text in pairs
-        ]
         if isinstance(value, dict):
-            return dict(padded_pairs)
-        return padded_pairs
+            return dict(self._padded(value.items()))
+        return self._padded(value)
+
+    def _padded(self, pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return [(name, padded(text, self.scales[name]) if name in self.scales else text) for name, text in pairs]

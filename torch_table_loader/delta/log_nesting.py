@@ -16,12 +16,15 @@ _BRACKETS = (b"{", b"[", b"\\u00")
 """In text inside of JSON, brackets may be escaped."""
 
 
-def check_commit(content: bytes, path: str) -> list[dict[str, Any]]:
-    """Refuse a commit whose JSON nests too deep, or that in the texts inside of it.
+def check_part(source: BinaryIO, path: str) -> list[dict[str, Any]]:
+    """Refuse a file of the log whose JSON nests too deep; returns the sidecars that it names."""
+    if path.endswith(".json"):
+        return _check_commit(source.read(), path)
+    return _check_checkpoint(source, path)
 
-    Returns:
-        Sidecars that it names.
-    """
+
+def _check_commit(content: bytes, path: str) -> list[dict[str, Any]]:
+    """Refuse a commit whose JSON nests too deep, or that in the texts inside of it."""
     check_nesting(content, shown_url(path))
     sidecars = []
     for line in content.splitlines():
@@ -39,22 +42,25 @@ def check_commit(content: bytes, path: str) -> list[dict[str, Any]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, list):
+        for inner in value:
             yield from _texts(inner)
 
 
-def check_checkpoint(source: BinaryIO, path: str) -> list[dict[str, Any]]:
-    """Refuse a checkpoint, or a sidecar of one, whose statistics nest too deep; returns the sidecars that it names."""
+def _check_checkpoint(source: BinaryIO, path: str) -> list[dict[str, Any]]:
+    """Refuse a checkpoint, or a sidecar of one, whose statistics nest too deep."""
     file = pq.ParquetFile(source)
     schema = file.schema_arrow
     has_stats = "add" in schema.names and pa.types.is_struct(kind := schema.field("add").type) and "stats" in kind.names
-    names = ["add.stats"] if has_stats else []
-    names += ["sidecar"] if "sidecar" in schema.names else []
+    names = ["add.stats"] * has_stats + ["sidecar"] * ("sidecar" in schema.names)
     sidecars: list[dict[str, Any]] = []
-    for batch in file.iter_batches(columns=names) if names else ():
+    if not names:
+        return sidecars
+    for batch in file.iter_batches(columns=names):
         if has_stats:
             texts = pc.struct_field(batch["add"], "stats")
             brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))

@@ -235,8 +235,10 @@ class Explanation(Counted):
         """Return what the text consists of."""
         summary = Table(self._shape, {"fact": "", "value": "", "note": ""}, [_in_line(*fact) for fact in self._summary])
         tables = [part for _, *parts in self._sections() for part in parts if isinstance(part, Table)]
-        notes = ["\n".join(f"note: {note}" for note in self.notes)] if self.notes else []
-        return [summary, *tables, *notes]
+        parts: list[Table | str] = [summary, *tables]
+        if self.notes:
+            parts.append("\n".join(f"note: {note}" for note in self.notes))
+        return parts
 
     def _markup(self, heading: str) -> list[str]:
         """Return what a page shows, from the table to the batches."""
@@ -249,8 +251,10 @@ class Explanation(Counted):
 
     @property
     def _shape(self) -> str:
-        cut = f": {self.splits:,} splits by {self.strategy}" if self.splits else f": {self.strategy}"
-        return f"Epoch {self.epoch} as rank {self.rank} of {self.num_ranks} reads it{cut}"
+        cut = self.strategy
+        if self.splits:
+            cut = f"{self.splits:,} splits by {cut}"
+        return f"Epoch {self.epoch} as rank {self.rank} of {self.num_ranks} reads it: {cut}"
 
     @property
     def _summary(self) -> list[tuple[Cell, ...]]:
@@ -306,7 +310,9 @@ class Explanation(Counted):
         each = list(zip(self.rows_per_rank, self.steps_per_rank, strict=True))
         loads = [(f"rank {rank}", *load) for rank, load in enumerate(each)]
         totals = [(how, *map(fold, zip(*each, strict=True))) for how, fold in (("least", min), ("most", max))]
-        title = f"The {self.num_ranks:,} ranks" if self.num_ranks > 1 else "The one rank"
+        title = "The one rank"
+        if self.num_ranks > 1:
+            title = f"The {self.num_ranks:,} ranks"
         header = {"rank": "rank", "rows": "rows", "steps": "steps"}
         yield Table(title, header, loads, totals if len(each) > 1 else (), bar="rows")
 
@@ -351,7 +357,9 @@ def _order(order: OrderSample) -> Iterator[Dots | str]:
         f"{len(order.places):,} rows of this rank. Up: the place in the table, of {order.rows:,} rows. "
         f"Across: the place in the epoch, of {order.steps:,} steps."
     )
-    rough = " Rows that deletes or a filter choose are drawn where their row group has them at first."
-    yield told if order.exact else told + rough
+    rough = ""
+    if not order.exact:
+        rough = " Rows that deletes or a filter choose are drawn where their row group has them at first."
+    yield told + rough
     yield Dots("Before: the table's order", before, told)
     yield Dots("After: the epoch's order", after, told)

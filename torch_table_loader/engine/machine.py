@@ -33,8 +33,9 @@ def usable_cpus(root: Path = Path("/")) -> int:
     `root` is the folder that holds `proc` and `sys`.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cpu_quota(root)
-    return max(1, cpus if quota is None else min(cpus, quota))
+    if (quota := _cpu_quota(root)) is not None:
+        cpus = min(cpus, quota)
+    return max(1, cpus)
 
 
 def threads_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
@@ -78,8 +79,10 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
     """Yield the quota of each cgroup that limits the process, in whole CPUs; v2 and v1 have files of other names."""
     for folder in _cgroups(root, "cpu"):
         words = [word for line in _lines(folder / "cpu.max") for word in line.split()]
-        quota, period = map(_number, words) if len(words) == 2 else (None, None)
-        if not words:
+        quota = period = None
+        if len(words) == 2:
+            quota, period = map(_number, words)
+        elif not words:
             quota, period = _value(folder / "cpu.cfs_quota_us"), _value(folder / "cpu.cfs_period_us")
         if quota is not None and period is not None and quota > 0 and period > 0:
             yield -(-quota // period)
@@ -215,9 +218,9 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | N
     """
     if len(items) <= 1:
         return [work(item) for item in items]
-    near = asks is None or asks.is_local
-    threads = min(4 * (os.cpu_count() or 1), FAR_REQUESTS) if near else FAR_REQUESTS
-    order = range(len(items)) if near else halving(len(items))
+    threads, order = FAR_REQUESTS, halving(len(items))
+    if asks is None or asks.is_local:
+        threads, order = min(4 * (os.cpu_count() or 1), FAR_REQUESTS), range(len(items))
     with Threads(min(len(items), threads), "table-loader-survey") as pool:
         found = dict(zip(order, pool.map(lambda place: work(items[place]), order), strict=True))
     return [found[place] for place in range(len(items))]

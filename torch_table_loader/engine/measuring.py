@@ -18,14 +18,14 @@ import pyarrow.types as kinds
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
-from torch_table_loader.arrow.datatypes import ElementType, is_text, plain_type
+from torch_table_loader.arrow.datatypes import ElementType, is_text, plain_type, whole_type
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.option_values import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
-from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.predicates.filter_form import key_if_filtered
 from torch_table_loader.ranges import FetchSettings, TasksAhead
 from torch_table_loader.records import ReadTask
 from torch_table_loader.sizes import sizes
@@ -58,7 +58,8 @@ def measured_statistics(
         raise ConfigError(
             "bounds_only=True leaves quantiles out, which take a pass over the values; pass one of the two"
         )
-    quantiles = DEFAULT_SHARES if quantiles is None else quantiles
+    if quantiles is None:
+        quantiles = DEFAULT_SHARES
     if isinstance(columns, str) or not columns or not all(isinstance(name, str) for name in columns):
         raise ConfigTypeError(f"columns must be a list of names, at least one, got {columns!r}")
     for share in quantiles:
@@ -73,10 +74,11 @@ def measured_vocabulary(
     table: Table, options: LoaderOptions, cache: Plans | None, column: str, max_size: int | None, min_count: int
 ) -> list[Any]:
     """Return the values of a column of strings; see `TableDataset.fit_vocabulary`."""
-    most = None if max_size is None else integer("max_size", max_size, 1)
+    if max_size is not None:
+        max_size = integer("max_size", max_size, 1)
     least = integer("min_count", min_count, 1)
     with _closing(cache):
-        return _Measuring(table, options, cache).vocabulary(column, most, least)
+        return _Measuring(table, options, cache).vocabulary(column, max_size, least)
 
 
 @contextmanager
@@ -107,7 +109,9 @@ class _Measuring:
             self._refuse(name, _is_number, "numbers", "dataset.fit_vocabulary is for strings")
         found = {name: self._known("statistics", name, shares) for name in columns}
         if missing := [name for name, data in found.items() if data is None]:
-            known = {} if shares is not None else self._known_bounds(missing)
+            known = {}
+            if shares is None:
+                known = self._known_bounds(missing)
             parts = [*known.values(), *self._over_files(missing, partial(_sums_of, missing), known)]
             for name in missing:
                 record = ColumnStatistics.of(ValueSums.merged([part[name] for part in parts]), shares)
@@ -203,7 +207,7 @@ class _Measuring:
         table = self.table
         if self.cache is None or table.left_out or (versions := self.cache.versions(table.files)) is None:
             return None
-        filters = None if self.options.filters is None else filter_key(self.options.filters, table.schema)
+        filters = key_if_filtered(self.options.filters, table.schema)
         schema = hashlib.sha256(table.schema.serialize().to_pybytes()).hexdigest()
         return json.dumps([*asked, filters, table.fingerprint, versions, schema])
 
@@ -246,7 +250,7 @@ def _numbers(array: pa.Array) -> Any:
     elif kinds.is_decimal(kind):
         array = array.cast(pa.float64())
     elif kinds.is_temporal(kind):
-        array = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+        array = array.cast(whole_type(kind))
     return array.to_numpy(zero_copy_only=False)
 
 

@@ -24,7 +24,7 @@ from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import titled, warn_caller
 from torch_table_loader.option_values import anywhere
 from torch_table_loader.planning.splits import Chunks
-from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.predicates.filter_form import key_if_filtered
 from torch_table_loader.ranges import TasksAhead, far
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
@@ -130,17 +130,7 @@ class RowStoreHandle:
         check_storable(schema)
         row_bytes = sum(map(width_of, schema.types)) or 1
         chunks = Chunks.of(segments, max(1, sizes().store_chunk_bytes // row_bytes))
-        rows = int(segments.live.sum())
-        self.spec = StoreSpec(
-            content_key(table.fingerprint, table.files),
-            None if options.filters is None else filter_key(options.filters, table.schema),
-            schema,
-            chunks.rows,
-            keeps_ids=rows != table.layout.num_rows,
-            variable_bytes=rows * _variable_bytes(table, schema),
-            made=made,
-            flat=flat,
-        )
+        self.spec = _spec_of(table, options.filters, schema, chunks, made, flat)
         self.in_place = in_place
         self.built: list[int] = []
         """The chunks that this process built, or began to."""
@@ -202,7 +192,10 @@ class RowStoreHandle:
         free = available_memory()
         if free is None:
             return None
-        return int((1.0 if self._in_memory_asked else _SHARE_OF_MEMORY) * (free // sharers))
+        share = _SHARE_OF_MEMORY
+        if self._in_memory_asked:
+            share = 1.0
+        return int(share * (free // sharers))
 
     @property
     def in_memory(self) -> bool:
@@ -237,8 +230,10 @@ class RowStoreHandle:
     def memory_bytes(self) -> int:
         """Bytes of the store that are held in memory at most, beside what lanes gather."""
         if self.in_place is not None:
-            ahead = 0 if self._far is None else self._memory + self._fetching.ahead_bytes
-            return self.in_place.num_bytes + ahead
+            held = self.in_place.num_bytes
+            if self._far is not None:
+                held += self._memory + self._fetching.ahead_bytes
+            return held
         if self.place is None:
             return self.spec.num_bytes
         if self.url is None:
@@ -291,7 +286,9 @@ class RowStoreHandle:
         rows = self.rows()
         if isinstance(rows, StoredRows):
             return rows.windows(blocks, most_blocks, spans)
-        ahead = None if fetcher is None or self._far is None else far().parts_ahead(fetcher, self._far)
+        ahead = None
+        if fetcher is not None and self._far is not None:
+            ahead = far().parts_ahead(fetcher, self._far)
         return rows.windows(blocks, most_blocks, ahead, spans)
 
     def open(self) -> None:
@@ -333,8 +330,10 @@ class RowStoreHandle:
         Other ranks of the node may hold theirs by now, so that what is free is for this one; but the workers of a
         DataLoader of the caller's begin together.
         """
-        worker = get_worker_info()
-        room = self._room(1 if worker is None else worker.num_workers)
+        sharers = 1
+        if (worker := get_worker_info()) is not None:
+            sharers = worker.num_workers
+        room = self._room(sharers)
         try:
             with self.progress() as report:
                 return build_memory(self.spec, self._read, threads, report, room)
@@ -359,14 +358,15 @@ class RowStoreHandle:
 
     def _opened(self, place: Path, threads: int) -> StoredRows | None:
         check_owner(place)
-        free = available_memory()
-        larger = free is not None and self.spec.num_bytes > free
+        window_bytes, share = None, self._share()
+        if (free := available_memory()) is not None and self.spec.num_bytes > free:
+            window_bytes, share = self.window_bytes, None
         return open_store(
             place,
             self.spec,
             threads,
-            self.window_bytes if larger else None,
-            share=None if larger else self._share(),
+            window_bytes,
+            share=share,
             contents=self._verify == "all" and self._inherited is None,
             compared=bool(self._inherited),
         )
@@ -398,8 +398,10 @@ class RowStoreHandle:
             return built
         if (own := self._opened(place, threads)) is not None:
             return own
-        room = self._room(1)
-        if self._threaded and self.spec.num_bytes <= (self._memory if room is None else min(self._memory, room)):
+        room = self._memory
+        if (free := self._room(1)) is not None:
+            room = min(room, free)
+        if self._threaded and self.spec.num_bytes <= room:
             return remote.fetch_all()
         return remote
 
@@ -435,7 +437,9 @@ class RowStoreHandle:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was opened: whoever unpickles this opens the store's files."""
         state = {name: value for name, value in vars(self).items() if name not in ("_lock", "_rows")}
-        return state | ({"_inherited": self._rows.text is None} if isinstance(self._rows, StoredRows) else {})
+        if isinstance(self._rows, StoredRows):
+            state["_inherited"] = self._rows.text is None
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open nothing yet."""
@@ -485,6 +489,20 @@ def check_owner(place: Path) -> None:
         return
     for folder in (place.parent.parent, place.parent, place):
         check_owned(folder)
+
+
+def _spec_of(table: Table, filters: Any, schema: pa.Schema, chunks: Chunks, made: str | None, flat: int) -> StoreSpec:
+    rows = int(chunks.segments.live.sum())
+    return StoreSpec(
+        content_key(table.fingerprint, table.files),
+        key_if_filtered(filters, table.schema),
+        schema,
+        chunks.rows,
+        keeps_ids=rows != table.layout.num_rows,
+        variable_bytes=rows * _variable_bytes(table, schema),
+        made=made,
+        flat=flat,
+    )
 
 
 def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
@@ -542,9 +560,10 @@ def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> 
         raise ConfigError(
             f"row_store must be the URL of a folder, got {address.shown} with a query; pass headers in storage_options"
         )
-    same = table_protocol in (None, "file", address.protocol)
     given = options.storage_options
-    storage, root = open_storage(place, given if same else anywhere(given))
+    if table_protocol not in (None, "file", address.protocol):
+        given = anywhere(given)
+    storage, root = open_storage(place, given)
     return StoreUrl(storage, f"{root.rstrip('/')}/{name}")
 
 

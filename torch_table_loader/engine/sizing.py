@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch_table_loader.arrow.buffers import ROUNDED_PARTS
 from torch_table_loader.option_values import DEFAULT_MEMORY
+from torch_table_loader.planning.interleaving import ROWS_OF_A_PIECE
 from torch_table_loader.planning.ranks import Mixing
+from torch_table_loader.planning.window_sizes import GROWTH
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ MIXED_WINDOWS = 20
 """Windows of an epoch of a rank, at least, where it has enough rows for as many."""
 
 LEAST_MIXED_BATCHES = 16
-"""Batches of a window, at least."""
+"""Batches of a window, at least, and of the first one, where windows grow."""
 
 MIXED_SPLITS = 64
 """Splits of a table that is mixed, at least, as far as row groups allow: ranks have several for each that is open."""
@@ -112,22 +114,38 @@ def mixing_of(
     """Size how a rank of so many rows mixes its splits; `window` is what the caller asked for, in rows.
 
     A window has at most half of what its rank's memory has for mixing, since one is filled while another is taken, and
-    at most a part of the rank's rows, since a resume reads it again.
+    at most a part of the rank's rows, since a resume reads it again. Windows grow where many follow those that do.
 
     Args:
         held: what an open split holds; see `Table.open_bytes`.
         memory: of a rank.
 
-    >>> mixing_of(64, 10**6, 1024, None, 4 << 20), mixing_of(64, 10**6, 1024, 5000, 1 << 30)
-    (Mixing(rows=50000, splits=16), Mixing(rows=5000, splits=4))
-    >>> mixing_of(64, 10**6, 1024, None, 4 << 20, 64 << 20)
-    Mixing(rows=50000, splits=4)
+    >>> mixing_of(64, 10**6, 256, None, 4 << 20), mixing_of(64, 10**6, 256, 5000, 1 << 30)
+    (Mixing(rows=50000, splits=16, first=4096), Mixing(rows=5000, splits=4, first=None))
+    >>> mixing_of(64, 10**6, 256, None, 4 << 20, 64 << 20)
+    Mixing(rows=50000, splits=4, first=4096)
     """
     splits = max(LEAST_OPEN_SPLITS, min(OPEN_SPLITS, memory // _OPEN_SHARE // max(1, held)))
     if window is None:
-        part = max(rows // MIXED_WINDOWS, LEAST_MIXED_BATCHES * batch_size)
-        window = max(1, min(memory // (2 * _MIXING_SHARE * row_bytes), part))
+        window = _mixed_window(row_bytes, rows, batch_size, memory)
+    first = max(LEAST_MIXED_BATCHES * batch_size, splits * ROWS_OF_A_PIECE)
+    if GROWTH * first <= window <= rows // MIXED_WINDOWS:
+        return Mixing(window, splits, first)
     return Mixing(window, splits)
+
+
+def _mixed_window(row_bytes: int, rows: int, batch_size: int, memory: int) -> int:
+    """Size a window so that two of them, as memory is rounded, are within a part of the memory of a rank.
+
+    >>> _mixed_window(160, 10**7, 8192, 1 << 30), _mixed_window(160, 10**6, 8192, 1 << 30)
+    (384615, 131072)
+    """
+    part = max(rows // MIXED_WINDOWS, LEAST_MIXED_BATCHES * batch_size)
+    most = memory * ROUNDED_PARTS // ((ROUNDED_PARTS + 1) * 2 * _MIXING_SHARE * row_bytes)
+    most = max(1, most // batch_size) * batch_size
+    if part <= most:
+        return part
+    return max(1, rows // -(-rows // most))
 
 
 def reads_ahead(threads: int) -> int:

@@ -268,7 +268,10 @@ _NOTHING = OneOf((None,))
 _WINDOW = ByType(
     {
         int: range(1, MOST_ROWS + 1),
-        list: Named({"rows": range(1, MOST_ROWS + 1), "splits": range(1, MOST_SPLITS + 1)}),
+        list: Named(
+            {"rows": range(1, MOST_ROWS + 1), "splits": range(1, MOST_SPLITS + 1)},
+            {"first": range(1, MOST_ROWS + 1)},
+        ),
         type(None): _NOTHING,
     }
 )

@@ -100,9 +100,7 @@ def survey(
     began = time.perf_counter()
     snapshot = source if isinstance(source, SnapshotSource) else None
     inspect = Inspector(source.storage, given, cache)
-    deletes: Deletes | None = getattr(source, "deletes", None)
-    if deletes is None or deletes.verify_checksums != verify_checksums:
-        deletes = Deletes(source.storage, verify_checksums=verify_checksums)
+    deletes = _deletes_of(source, verify_checksums=verify_checksums)
     if lazy and snapshot is not None and not skip:
         return _estimate(snapshot, inspect, filters, deletes, split_deletes=split_deletes)
     files = tuple(source.files)
@@ -134,6 +132,14 @@ def survey(
         *(layout.pruned_files, layout.pruned_groups),
     )
     return _without(table, left_out)
+
+
+def _deletes_of(source: Source, *, verify_checksums: bool) -> Deletes:
+    """Return what reads the deletes of a source: its own, if that compares checksums as the caller asks for."""
+    own: Deletes | None = getattr(source, "deletes", None)
+    if own is None or own.verify_checksums != verify_checksums:
+        return Deletes(source.storage, verify_checksums=verify_checksums)
+    return own
 
 
 def _prune(storage: Storage, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
@@ -214,7 +220,9 @@ def _live(file: DataFile, group_rows: NDArray[np.int64], deletes: Deletes) -> Se
         )
     edges = np.concatenate(([0], np.cumsum(group_rows)))
     named = np.diff(np.searchsorted(positions, edges))
-    found: list[int] = (named if file.keeps_deleted else np.diff(edges) - named).tolist()
+    if not file.keeps_deleted:
+        named = np.diff(edges) - named
+    found: list[int] = named.tolist()
     return found
 
 
@@ -284,10 +292,11 @@ def _settled(files: Sequence[DataFile], metas: Sequence[FileMeta]) -> Sequence[F
 def described(left_out: Sequence[LeftOut]) -> str:
     """Return what is left out, for people."""
     shown = "; ".join(map(str, left_out[:_SHOWN]))
-    more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+    if len(left_out) > _SHOWN:
+        shown += f"; and {len(left_out) - _SHOWN} more"
     num_bytes = sum(part.stop - part.start for part in left_out)
     parts = "1 damaged part" if len(left_out) == 1 else f"{len(left_out):,} damaged parts"
-    return f'on_error="skip" leaves out {parts} of {Size(num_bytes)}: {shown}{more}'
+    return f'on_error="skip" leaves out {parts} of {Size(num_bytes)}: {shown}'
 
 
 def _without(table: Table, left_out: Sequence[LeftOut]) -> Table:

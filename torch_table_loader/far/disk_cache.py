@@ -154,9 +154,10 @@ class DiskCache:
 
     def ranges(self, key: RangeKey) -> list[tuple[int, int]]:
         """Return the ranges of a key's file that were put, and may still be cached."""
-        file = key.file
+        if (file := key.file) is None:
+            return []
         try:
-            names = [] if file is None else os.listdir(self._shard(file))  # noqa: PTH208 names, of many
+            names = os.listdir(self._shard(file))  # noqa: PTH208 names, of many
         except OSError:
             return []
         found = (_ENTRY.fullmatch(name) for name in names if name.startswith(str(file)))
@@ -202,7 +203,10 @@ class DiskCache:
         try:
             found = _read(file, _hash(name), new, key.stop - key.start)
             with suppress(OSError):  # read-only: then nobody evicts either
-                os.utime(file) if found is not None else path.unlink()
+                if found is not None:
+                    os.utime(file)
+                else:
+                    path.unlink()
         finally:
             os.close(file)
         if found is None:

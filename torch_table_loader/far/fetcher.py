@@ -303,8 +303,10 @@ class Fetcher:
 
     def _held(self, file: DataFile, storage: RangeStorage) -> list[tuple[int, int]]:
         """Return the ranges of a file that the disk cache has."""
-        key = RangeKey(storage.place, file.path, file.version, 0, 0)
-        return [] if self._cache is None else self._cache.ranges(key)
+        if self._cache is None:  # the name of a place takes a hash of its options
+            return []
+        held: list[tuple[int, int]] = self._cache.ranges(RangeKey(storage.place, file.path, file.version, 0, 0))
+        return held
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False

@@ -39,7 +39,10 @@ class FsspecClient(Client):
             # Imported here, since few stores need aiohttp, which takes time to import.
             from torch_table_loader.far.aiohttp_options import http_options, s3fs_options
 
-            options = (http_options if protocol in HTTP_PROTOCOLS else s3fs_options)(options)
+            make = s3fs_options
+            if protocol in HTTP_PROTOCOLS:
+                make = http_options
+            options = make(options)
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         if protocol in S3_PROTOCOLS:
             self.native.retries = 1  # otherwise five times five tries, each of which waits for its timeout
@@ -192,5 +195,7 @@ def _nanoseconds(value: Any) -> int | None:
                 return None
     if not isinstance(value, datetime):
         return None
-    aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-    return (aware - _EPOCH) // timedelta(microseconds=1) * 1000
+    if not value.tzinfo:
+        value = value.replace(tzinfo=UTC)
+    since: timedelta = value - _EPOCH
+    return since // timedelta(microseconds=1) * 1000

@@ -125,7 +125,9 @@ class InFlightLimit:
             if self._full and self._seconds > 0:
                 self._learn(self._peak * self._moved / self._seconds)
             # Slow requests of a round end in the next: they count as long as the window stays the same.
-            self._new_round(self._since if self._level == before else now)
+            if self._level == before:
+                now = self._since
+            self._new_round(now)
 
     def failed(self, flight: Flight, now: float) -> None:
         """Halve the window, because the store refused a request; once for all requests in flight at the time."""
@@ -153,7 +155,9 @@ class InFlightLimit:
     def _learn(self, rate: float) -> None:
         """Choose the window of the next round from the throughput of this one."""
         known = self._rates.get(self._level)
-        self._rates[self._level] = rate if known is None else (known + rate) / 2
+        self._rates[self._level] = rate
+        if known is not None:
+            self._rates[self._level] = (known + rate) / 2
         if self._step and self._climbs(rate):
             self._level += self._step
             return
@@ -161,13 +165,16 @@ class InFlightLimit:
         self._rounds += 1
         self._level = self._best()
         if self._rounds % ROUNDS_BETWEEN_PROBES == 0:
-            up = self._rounds % (2 * ROUNDS_BETWEEN_PROBES) or self._level == 0
-            self._level = min(self._level + 1, len(WINDOWS) - 1) if up else self._level - 1
+            if self._rounds % (2 * ROUNDS_BETWEEN_PROBES) or self._level == 0:
+                self._level = min(self._level + 1, len(WINDOWS) - 1)
+            else:
+                self._level -= 1
 
     def _climbs(self, rate: float) -> bool:
         before = self._rates.get(self._level - self._step)
-        grew = before is None or rate >= CLIMB_GAIN**self._step * before
-        self._misses = 0 if grew else self._misses + 1
+        self._misses += 1
+        if before is None or rate >= CLIMB_GAIN**self._step * before:
+            self._misses = 0
         return self._misses < PATIENCE and self._level + self._step < len(WINDOWS)
 
     def _best(self) -> int:

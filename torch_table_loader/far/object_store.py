@@ -385,11 +385,15 @@ def google_client(options: Mapping[str, Any]) -> ObjectStoreClient:
     config: GCSConfig = {name: value for name, value in options.items() if name in _OF_GOOGLE}  # type: ignore[assignment]
     endpoint = options.get("base_url") or os.environ.get("STORAGE_EMULATOR_HOST") or ""
     if endpoint:
-        config["base_url"] = endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
+        if "://" not in endpoint:
+            endpoint = f"http://{endpoint}"
+        config["base_url"] = endpoint
     if options.get("skip_signature"):
         config |= {"skip_signature": True, "bearer_token": _NOBODY}
     network = client_config(options, http=endpoint.startswith("http://"))
-    provider = _google_tokens(options["credentials"]) if "credentials" in options else None
+    provider = None
+    if "credentials" in options:
+        provider = _google_tokens(options["credentials"])
     return ObjectStoreClient(lambda bucket, seconds: open_bucket(GCSStore, bucket, seconds, config, network, provider))
 
 
@@ -467,7 +471,9 @@ def _azure_login(options: Mapping[str, Any]) -> tuple[bool, AzureCredentialProvi
         if not refused:
             return not any(os.environ.get(name) for name in _IN_ENVIRONMENT), None
         anonymous = False
-    return bool(anonymous), _default_identity() if anonymous is False and not given else None
+    if anonymous is False and not given:
+        return False, _default_identity()
+    return bool(anonymous), None
 
 
 def _default_identity() -> AzureCredentialProvider | None:

@@ -80,7 +80,7 @@ class RemoteFiles:
         if self.manifest.heap_names:
             return rows >= len(self.manifest.parts)
         values = int(self.manifest.value_starts[-1]) * layout.value_dtype.itemsize
-        records = self.manifest.files[RECORDS][0] if RECORDS in self.manifest.files else 0
+        records, *_ = self.manifest.files.get(RECORDS, (0,))
         return rows * sizes().far_gap_bytes >= max(records, values)
 
     def expect(self, reader: PartsReader, name: str, parts: Sequence[Range], rows_before: int) -> FileParts:
@@ -258,7 +258,9 @@ class RemoteRows:
         self._found_words: tuple[pa.Array, ...] | None = None
         least = sizes().window_rows
         self._most = max(least, window_bytes // row_width(self.layout))
-        self._least = self._most if files.come_whole(least) else least
+        self._least = least
+        if files.come_whole(least):
+            self._least = self._most
 
     @cached_property
     def row_ids(self) -> Ints | None:
@@ -321,8 +323,9 @@ class RemoteRows:
     def fetch_all(self) -> StoredRows:
         """Read all rows into memory, and compare their checksums."""
         manifest = self._files.manifest
-        starts = manifest.value_starts
-        spans = Spans(starts[:-1], starts[1:]) if manifest.flat else None
+        spans, starts = None, manifest.value_starts
+        if manifest.flat:
+            spans = Spans(starts[:-1], starts[1:])
         return self.fetch(np.arange(self.num_rows), spans, whole=True)[0]
 
     def windows(
@@ -389,8 +392,10 @@ class RemoteRows:
         before = 0
         for window in in_windows(blocks, self._least, self._most, most_blocks, cost):
             places = np.concatenate([places for places, _ in window])
-            parts = None if spans is None else [spans(note) for _, note in window]
-            wanted = None if parts is None else Spans(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+            wanted = None
+            if spans is not None:
+                parts = [spans(note) for _, note in window]
+                wanted = Spans(*(np.concatenate(each) for each in zip(*parts, strict=True)))
             yield window, _Window(self._files, places, reader, before, wanted)
             before += len(places)
 

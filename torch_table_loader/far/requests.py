@@ -60,8 +60,10 @@ def plan_pieces(
     >>> plan_pieces([[(4, 100), (110, 200)], [(5000, 9000)]], gap=16, most=4096, first=0)
     [Piece(requests=((4, 200),), groups=range(0, 1)), Piece(requests=((5000, 9000),), groups=range(1, 2))]
     """
-    gap = sizes().far_gap_bytes if gap is None else gap
-    most = sizes().far_request_bytes if most is None else most
+    if gap is None:
+        gap = sizes().far_gap_bytes
+    if most is None:
+        most = sizes().far_request_bytes
     count = _count_of_first(groups, first)
     head = _requests(_joined(each for group in groups[:count] for each in group), [], gap, most, spare)
     rest = _without(_joined(each for group in groups[count:] for each in group), head)

@@ -265,8 +265,10 @@ class S3Client(ObjectStoreClient):
     def _get(self, bucket: str, query: Mapping[str, str], bounds: ListingBounds) -> bytes:
         """Return a page of a listing; it comes at the least rate, and is not too large."""
         address = self._address(bucket)
-        url = f"{address.endpoint}/{'' if address.virtual else quote(bucket)}"
-        headers = {"x-amz-request-payer": "requester"} if self._options.get("request_payer") else {}
+        url = address.url(bucket)
+        headers = {}
+        if self._options.get("request_payer"):
+            headers["x-amz-request-payer"] = "requester"
         request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(query.items()))}", headers)
         if self._login is not None:
             login: Any = self._login()
@@ -317,8 +319,7 @@ class S3Client(ObjectStoreClient):
         address = self._address(bucket)
         endpoint = address.endpoint
         if is_folder:
-            of_bucket = "" if address.virtual else f"/{quote(bucket)}"
-            endpoint = f"{endpoint}{of_bucket}/{quote(above)}"
+            endpoint = f"{address.url(bucket).rstrip('/')}/{quote(above)}"
         config: S3Config = {
             "region": address.region,
             "endpoint": endpoint,
@@ -351,10 +352,14 @@ class S3Client(ObjectStoreClient):
             virtual = options.get("virtual_hosted_style_request", False)
         else:
             scheme = options.get("scheme", "https")
-            host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+            host = f"s3.{region}.amazonaws.com"
+            if region.startswith("cn-"):
+                host += ".cn"
             # No certificate of AWS covers a name with a dot.
             virtual = options.get("virtual_hosted_style_request", "." not in bucket)
-        return _Address(f"{scheme}://{bucket}.{host}" if virtual else f"{scheme}://{host}", region, virtual)
+        if virtual:
+            host = f"{bucket}.{host}"
+        return _Address(f"{scheme}://{host}", region, virtual)
 
     def _region(self, bucket: str) -> str | None:
         """Return the region of a bucket, which AWS tells without authentication, also in a refusal."""
@@ -379,6 +384,12 @@ class _Address(NamedTuple):
     endpoint: str
     region: str
     virtual: bool
+
+    def url(self, bucket: str) -> str:
+        """Return where the bucket itself is."""
+        if self.virtual:
+            return f"{self.endpoint}/"
+        return f"{self.endpoint}/{quote(bucket)}"
 
 
 def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:

@@ -152,7 +152,9 @@ def store_options(protocol: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES.get(protocol, protocol)
     options: dict[str, Any] = {}
     for layer in layers:
-        given = _named(family, layer) if family in _NAMES else dict(layer)
+        given = dict(layer)
+        if family in _NAMES:
+            given = _named(family, layer)
         if "access_key_id" in given:
             options = {name: value for name, value in options.items() if name not in {*_KEYS, "skip_signature"}}
         options |= given
@@ -223,8 +225,8 @@ def choose_client(protocol: str, options: Mapping[str, Any]) -> tuple[str, Mappi
 def _unknown(family: str, options: Mapping[str, Any]) -> list[str]:
     """Return the options that obstore lacks."""
     own = [name for name in options if name not in _NAMES[family]]
-    token = options.get("token") if family == "gs" else None
-    if token is not None and (own or _google_login(token) is None):
+    token = options.get("token")
+    if family == "gs" and token is not None and (own or _google_login(token) is None):
         return [*own, "token"]
     return own
 
@@ -328,10 +330,13 @@ def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
 
 def _parsed(endpoint: Any, scheme: str) -> SplitResult:
     """Read an endpoint of the caller or of a catalog."""
+    got = type(endpoint).__name__
     if isinstance(endpoint, str):
+        got, url = "text that does not parse", str(endpoint)
+        if "://" not in url:
+            url = f"{scheme}://{url}"
         with suppress(ValueError):
-            return urlsplit(endpoint if "://" in endpoint else f"{scheme}://{endpoint}")
-    got = "text that does not parse" if isinstance(endpoint, str) else type(endpoint).__name__
+            return urlsplit(url)
     raise ConfigError(
         "the endpoint of S3, in storage_options or among the properties of the catalog, must be a URL such as "
         f"https://host:9000, got {got}"
@@ -349,11 +354,12 @@ def _google_login(token: Any) -> dict[str, Any] | None:
     if token == "anon":  # noqa: S105 - gcsfs's word for none
         return {"skip_signature": True}
     if isinstance(token, Mapping):
-        return {"service_account_key": json.dumps(dict(token))} if token.get("type") == "service_account" else None
-    if isinstance(token, str | os.PathLike):
-        of_gcsfs = token in ("cache", "browser")
-        return None if of_gcsfs else _login_of_file(Path(token).expanduser(), os.fspath(token))
-    if hasattr(token, "refresh"):
+        if token.get("type") == "service_account":
+            return {"service_account_key": json.dumps(dict(token))}
+    elif isinstance(token, str | os.PathLike):
+        if token not in ("cache", "browser"):  # of gcsfs's own
+            return _login_of_file(Path(token).expanduser(), os.fspath(token))
+    elif hasattr(token, "refresh"):
         return {"credentials": token}
     return None
 

@@ -87,9 +87,7 @@ class IcebergDataset(SnapshotDataset):
             TableError: a file is missing, torn, or of an unsupported format or type.
             StorageError: the catalog or the store refused.
         """
-        if catalog is not None and catalog_config is not None:
-            raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
-        catalog_config = catalog if catalog_config is None else catalog_config
+        catalog_config = _one_of(catalog, catalog_config)
         interval = (start_snapshot_id, end_snapshot_id, snapshot_id)
         asked, snapshot_id = self._understood(options, interval, changelog=changelog, footers=footers)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
@@ -104,6 +102,14 @@ class IcebergDataset(SnapshotDataset):
         parts = {"scan_filter": scan_filter, "start": start_snapshot_id, "changelog": changelog}
         request = partial(_request, address, parts)
         self._open(asked, options, request, chosen, footers=footers, split_deletes=split_deletes)
+
+
+def _one_of(catalog: Any, catalog_config: Any) -> Any:
+    if catalog is None:
+        return catalog_config
+    if catalog_config is not None:
+        raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
+    return catalog
 
 
 def _request(

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -128,21 +128,10 @@ def open_table(at: TableAddress) -> OpenTable:
     """Return the table at an address."""
     callers = TableStorage.at("", None, at.storage_options, at.allow_locations, location_override=at.location_override)
     table, catalog_config, credentials = at.table, at.catalog_config, at.credentials
-    if credentials is not None and not callable(credentials):
-        raise ConfigTypeError(f"credentials must be callable, got {type(credentials).__name__}")
-    given = {} if credentials is None else dict(credentials())
+    given = _given_by(credentials)
     if at.metadata_location is not None:
-        properties = {**(_properties(catalog_config) if isinstance(catalog_config, Mapping) else {}), **given}
-        location = os.fspath(at.metadata_location)
-        storage = replace(callers, location=location, properties=properties, provider=credentials)
-        if is_folder(location):
-            location = newest_metadata(replace(storage, location=hint_of(location)), location)
-            storage = replace(storage, location=location)
-        metadata = read_metadata(storage, location)
-        refuse_code(metadata.properties, properties, f"the metadata {metadata.place}")
-        name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
-        return OpenTable(name, metadata, storage)
-    found = table if isinstance(table, Table) else _from_catalog(table, catalog_config, at.catalog)
+        return _from_metadata(at, os.fspath(at.metadata_location), given, callers)
+    found = _from_catalog(table, catalog_config, at.catalog)
     location = found.metadata_location
     if not isinstance(location, str) or not location:
         raise TableError(
@@ -157,6 +146,33 @@ def open_table(at: TableAddress) -> OpenTable:
     known = {**_storage_properties(found), **given}
     storage = replace(callers, location=location, properties=known, provider=provider)
     return OpenTable(".".join(found.name()), metadata, storage)
+
+
+def _given_by(credentials: Any) -> dict[str, Any]:
+    """Return the properties that the caller's `credentials` give now; none without them."""
+    if credentials is None:
+        return {}
+    if not callable(credentials):
+        raise ConfigTypeError(f"credentials must be callable, got {type(credentials).__name__}")
+    return dict(credentials())
+
+
+def _from_metadata(at: TableAddress, location: str, given: Mapping[str, Any], callers: TableStorage) -> OpenTable:
+    """Return the table of a metadata file, or of the newest one of a folder."""
+    properties: dict[str, Any] = {}
+    if isinstance(at.catalog_config, Mapping):
+        properties = _properties(at.catalog_config)
+    properties |= given
+    storage = replace(callers, location=location, properties=properties, provider=at.credentials)
+    if is_folder(location):
+        location = newest_metadata(replace(storage, location=hint_of(location)), location)
+        storage = replace(storage, location=location)
+    metadata = read_metadata(storage, location)
+    refuse_code(metadata.properties, properties, f"the metadata {metadata.place}")
+    name = shown_url(metadata.location).rpartition("/")[2]
+    if isinstance(at.table, str):
+        name = at.table
+    return OpenTable(name, metadata, storage)
 
 
 def as_it_is_now(at: TableAddress) -> TableAddress:
@@ -181,10 +197,10 @@ class _Reloading:
 
 
 def _reloading(table: Any, catalog_config: Any, service: Service) -> _Reloading | None:
-    known = isinstance(table, str | tuple) and isinstance(catalog_config, str | Mapping)
-    config = dict(catalog_config) if isinstance(catalog_config, Mapping) else catalog_config
-    if known:
-        return _Reloading(table, config, service)
+    if isinstance(catalog_config, Mapping):
+        catalog_config = dict(catalog_config)
+    if isinstance(table, str | tuple) and isinstance(catalog_config, str | dict):
+        return _Reloading(table, catalog_config, service)
     return None
 
 
@@ -203,6 +219,8 @@ def _storage_properties(found: Table) -> dict[str, Any]:
 
 
 def _from_catalog(table: Any, catalog_config: Any, service: Service) -> Table:
+    if isinstance(table, Table):
+        return table
     if not isinstance(table, str | tuple) or not table:
         raise ConfigTypeError(
             f'table must be a name such as "db.table" or a pyiceberg Table, got {type(table).__name__}'
@@ -217,13 +235,18 @@ def _from_catalog(table: Any, catalog_config: Any, service: Service) -> Table:
     name = tuple(table.split(".")) if isinstance(table, str) else table
     if len(name) < 2:
         raise ConfigError(f'a table has a name of two or more parts, such as "db.table", got {table!r}')
-    # A catalog that is created here is closed again, together with its connections.
-    given = isinstance(catalog_config, Catalog)
-    with nullcontext(catalog_config) if given else closing(_made(catalog_config, service)) as catalog:
+    with _opened(catalog_config, service) as catalog:
         asked = guarded(catalog)
         if isinstance(asked, RestCatalog):
             watch(asked)
         return _loaded_table(asked, name, service)
+
+
+def _opened(config: Any, service: Service) -> AbstractContextManager[Catalog]:
+    """Open a catalog; one that is created here is closed again, together with its connections."""
+    if isinstance(config, Catalog):
+        return nullcontext(config)
+    return closing(_made(config, service))
 
 
 def _is_path(table: str) -> bool:
@@ -277,13 +300,13 @@ def _made(config: Any, service: Service) -> Catalog:
             near = the_nearest(config, sorted(known))
             raise ConfigError(f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {near}")
         return _loaded(config, own.get_catalog_config(config) or {}, service)
-    if not isinstance(config, Mapping) or not config:
+    if not isinstance(config, Mapping):
         raise ConfigTypeError(
             'catalog_config must be a mapping such as {"type": "sql", "uri": …}, the name of a catalog in '
             f".pyiceberg.yaml, or a pyiceberg Catalog, got {type(config).__name__}"
-            if not isinstance(config, Mapping)
-            else 'catalog_config is empty; pass {"type": "sql", "uri": …}, or metadata_location='
         )
+    if not config:
+        raise ConfigTypeError('catalog_config is empty; pass {"type": "sql", "uri": …}, or metadata_location=')
     properties = _properties(config)
     return _loaded(str(properties.pop("name", "default")), properties, service)
 
@@ -350,9 +373,7 @@ def _nearest_names(catalog: Catalog, parts: tuple[str, ...], error: Exception) -
     try:
         for depth in range(1, len(parts)):
             above = parts[: depth - 1]
-            known = [
-                ".".join(each) for each in (catalog.list_namespaces(above) if above else catalog.list_namespaces())
-            ]
+            known = [".".join(each) for each in catalog.list_namespaces(above)]
             space = ".".join(parts[:depth])
             if not known and not above:
                 return (
@@ -422,7 +443,9 @@ def newest_metadata(storage: TableStorage, folder: str) -> str:
         ) from error
     above = hint.rpartition("/")[0]
     if not text.isdecimal():
-        name = text if text.endswith(".json") else f"{text}.metadata.json"
+        name = text
+        if not text.endswith(".json"):
+            name += ".metadata.json"
         if "/" in name or not _is_there(storage, f"{above}/{name}"):
             raise _wrong(hint, text)
         return f"{above}/{name}"

@@ -26,7 +26,9 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, int) and abs(value) >= 1 << 128:
         return "a number of very many digits"
-    text = repr(value) if not isinstance(value, dict | list) else f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, dict | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
     if len(text) <= _SHOWN:
         return text
     return text[:_SHOWN] + "…"
@@ -88,8 +90,11 @@ def modelled(model: type[M], value: Any, place: str = "") -> M:
         first = error.errors(include_url=False, include_context=False)[0]
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
         at = f"{place}{''.join(steps)}".lstrip(".")
-        at = at if len(at) <= 2 * _SHOWN else f"{at[:_SHOWN]}…"
-        got = "it is missing" if first["type"] == "missing" else f"got {shown(first['input'])}"
+        if len(at) > 2 * _SHOWN:
+            at = f"{at[:_SHOWN]}…"
+        got = f"got {shown(first['input'])}"
+        if first["type"] == "missing":
+            got = "it is missing"
         raise ValueError(f"{at}: {first['msg']}, {got}") from None
 
 
@@ -110,5 +115,8 @@ def torn(what: str, error: Exception, remedy: str) -> TableError:
 
     `what` names the file, and what it should be.
     """
-    details = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-    return TableError(f"{what} ({details.splitlines()[0][:400] if details else type(error).__name__}); {remedy}")
+    details = str(error)
+    if type(error) is not ValueError:
+        details = f"{type(error).__name__}: {error}"
+    first = next(iter(details.splitlines()), type(error).__name__)
+    return TableError(f"{what} ({first[:400]}); {remedy}")

@@ -363,7 +363,8 @@ def _manifest(row: Mapping[str, Any]) -> Manifest:
 
 def _count(row: Mapping[str, Any], name: str) -> int | None:
     """Read a count, which some writers name differently."""
-    name = name if name in row else name.replace("_files_", "_data_files_")
+    if name not in row:
+        name = name.replace("_files_", "_data_files_")
     if row.get(name) is None:
         return None
     return whole(row[name], name)

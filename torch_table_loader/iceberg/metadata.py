@@ -257,16 +257,25 @@ def read_value(value: Any, kind: pa.DataType) -> Any:
     if types.is_struct(kind):
         # The spec keys a struct's default by field id, and allows only an empty default or null.
         return {field.name: value.get(field.name) for field in kind}
-    if not isinstance(value, str):
-        return decimal.Decimal(str(value)) if types.is_decimal(kind) else value
+    if isinstance(value, str):
+        return _read_text(value, kind)
+    if types.is_decimal(kind):
+        return decimal.Decimal(str(value))
+    return value
+
+
+def _read_text(value: str, kind: pa.DataType) -> Any:
+    types = pa.types
     if types.is_binary(kind) or types.is_fixed_size_binary(kind):
-        return uuid.UUID(value).bytes if "-" in value else bytes.fromhex(value)
+        if "-" in value:
+            return uuid.UUID(value).bytes
+        return bytes.fromhex(value)
     if types.is_time(kind):
         return dt.time.fromisoformat(value)
-    is_time = types.is_timestamp(kind)
-    zoned = is_time and _ZONE.search(value) is not None
-    scalar = pa.scalar(value).cast(pa.timestamp(kind.unit, "UTC" if zoned else None) if is_time else kind)
-    return scalar.value if is_time else scalar.as_py()
+    if types.is_timestamp(kind):
+        zone = "UTC" if _ZONE.search(value) else None
+        return pa.scalar(value).cast(pa.timestamp(kind.unit, zone)).value
+    return pa.scalar(value).cast(kind).as_py()
 
 
 NO_SNAPSHOT = -1
@@ -372,6 +381,13 @@ class Snapshot:
     manifest_list: str | None = None
     manifests: Sequence[str] = ()
     num_files: int | None = None
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The file that lists its manifests, if there is one."""
+        if self.manifest_list is None:
+            return ()
+        return (self.manifest_list,)
 
 
 class TableMetadata:
@@ -501,8 +517,12 @@ class TableMetadata:
         if snapshot_id == NO_SNAPSHOT:
             return Snapshot(None, schema_id if schema_id in self.schemas else self.current_schema_id)
         found = self.known(snapshot_id)
-        wanted = found.schema_id if schema_id is None else schema_id
-        if wanted is None or (schema_id is not None and wanted not in self.schemas):
+        wanted = schema_id
+        if schema_id is None:
+            wanted = found.schema_id
+        elif schema_id not in self.schemas:
+            wanted = None
+        if wanted is None:
             wanted = self.current_schema_id
         if wanted not in self.schemas:
             raise TableError(
@@ -538,8 +558,9 @@ class TableMetadata:
         log = [(each.timestamp_ms, each.snapshot_id) for each in known if each.timestamp_ms is not None]
         passed = [entry for entry in log if entry[0] <= wanted]
         if not passed:
-            first = min((time for time, _ in log), default=None)
-            begun = "it has none" if first is None else f"its first is from {TableRequest.shown_time(first)}"
+            begun = "it has none"
+            if log:
+                begun = f"its first is from {TableRequest.shown_time(min(time for time, _ in log))}"
             raise ConfigError(f"the table had no snapshot at {TableRequest.shown_time(wanted)}; {begun}")
         return max(passed, key=itemgetter(0))[1]
 

@@ -87,8 +87,11 @@ class Pruner:
 
 
 def _add(facts: dict[_Path, Facts], leaf: _Leaf, more: Facts | None) -> None:
-    if more is not None:
-        facts[leaf.path] = facts[leaf.path].also(more) if leaf.path in facts else more
+    if more is None:
+        return
+    if leaf.path in facts:
+        more = facts[leaf.path].also(more)
+    facts[leaf.path] = more
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +187,15 @@ def _of_period(transform: str, low: Any, high: Any, kind: pa.DataType, found: Fa
     if transform not in ("year", "month", "day", "hour") or not (isinstance(low, int) and isinstance(high, int)):
         return found
     low -= low <= 0  # older writers rounded times before 1970 towards it
-    hours = 1 if pa.types.is_date32(kind) else _HOURS[kind.unit]
+    hours = days = 1
+    if not pa.types.is_date32(kind):
+        hours, days = _HOURS[kind.unit], 24 * _HOURS[kind.unit]
     if transform == "hour":
         return found._replace(low=low * hours, high=(high + 1) * hours - 1)
     try:
         first, after = (_first_day(transform, number) for number in (low, high + 1))
     except (ValueError, OverflowError):  # beyond the range of calendars
         return found
-    days = hours if pa.types.is_date32(kind) else 24 * hours
     return found._replace(low=first * days, high=after * days - 1)
 
 
@@ -203,7 +207,9 @@ def _first_day(transform: str, number: int) -> int:
     """
     if transform == "day":
         return number
-    year, month = divmod(number * 12 if transform == "year" else number, 12)
+    if transform == "year":
+        number *= 12
+    year, month = divmod(number, 12)
     return (dt.date(1970 + year, month + 1, 1) - _DAY_ONE).days
 
 
@@ -221,10 +227,12 @@ def _after_prefix(prefix: str) -> str | None:
     >>> _after_prefix("ab"), _after_prefix(chr(0x10FFFF))
     ('ac', None)
     """
-    last = ord(prefix[-1]) + 1 if prefix else 0x110000
-    if last < 0x110000:
-        return prefix[:-1] + chr(0xE000 if last == 0xD800 else last)
-    return None
+    if prefix[-1:] in ("", chr(0x10FFFF)):
+        return None
+    last = ord(prefix[-1]) + 1
+    if last == 0xD800:  # the first of the surrogates, which no text holds
+        last = 0xE000
+    return prefix[:-1] + chr(last)
 
 
 def _leaves(fields: Sequence[Mapping[str, Any]], arrow: Any, above: _Path, *, required: bool = True) -> Iterator[_Leaf]:
@@ -251,8 +259,9 @@ def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: TableSch
         )
     ice = iceberg_schema(schema)
     try:
-        wanted = parser.parse(scan_filter) if isinstance(scan_filter, str) else scan_filter
-        bound_filter = bind(ice, wanted, case_sensitive=True)
+        if isinstance(scan_filter, str):
+            scan_filter = parser.parse(scan_filter)
+        bound_filter = bind(ice, scan_filter, case_sensitive=True)
     except Exception as error:
         names = [field.name for field in ice.fields]
         hints = (did_you_mean(word.strip("'\""), names) for word in str(error).split())

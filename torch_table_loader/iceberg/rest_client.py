@@ -60,7 +60,9 @@ class Origin(NamedTuple):
         except ValueError:  # like no other
             return cls("", "", None)
         scheme = parts.scheme.lower()
-        return cls(scheme, parts.hostname or "", _DEFAULT_PORTS.get(scheme) if port is None else port)
+        if port is None:
+            port = _DEFAULT_PORTS.get(scheme)
+        return cls(scheme, parts.hostname or "", port)
 
     def leads_to(self, other: Origin) -> bool:
         """Return whether what was meant for this origin may go to another: the same, or with encryption.

@@ -220,7 +220,8 @@ class DeleteIndex:
         for where in (scope, None):
             # All of them or none, so that one set of keys serves the files of all commits.
             later = _after(self._keys.get(where, ()), number)
-            found += later if any(may_meet(each.spans, entry.spans) for each in later) else ()
+            if any(may_meet(each.spans, entry.spans) for each in later):
+                found += later
         return tuple(self._file(each) for each in found)
 
     def _file(self, entry: Entry) -> DeleteFile:
@@ -262,8 +263,9 @@ def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> t
             raise listed_twice(name)
         paths.add(entry.path)
         seen[name] = times = seen.get(name, 0) + 1
-        unique = name if times == 1 else f"{name}#{times}"  # two roots have a file of this name
-        files.append(naming.file_of(entry, unique, deletes.deletes_of(entry)))
+        if times > 1:  # two roots have a file of this name
+            name += f"#{times}"
+        files.append(naming.file_of(entry, name, deletes.deletes_of(entry)))
     return tuple(files)
 
 
@@ -300,8 +302,10 @@ def only_path(entry: Entry) -> str | None:
 
 def _may_name(entry: Entry, path: str) -> bool:
     """Return whether a position delete file's bounds allow it to name a path; truncated upper bounds are larger."""
+    if entry.deletes is None:
+        return True
     encoded = path.encode("utf-8")
-    low, high = (None, None) if entry.deletes is None else entry.deletes.paths
+    low, high = entry.deletes.paths
     if low is not None and high is not None and low > high:
         return True  # a writer broke the format
     return (low is None or low <= encoded) and (high is None or encoded <= high)
@@ -329,7 +333,9 @@ class KeySpans:
 
     def read(self, raw: Raw) -> Spans:
         """Read a file's statistics: an equality delete's of its keys, a data file's of the columns in `ids`."""
-        wanted = raw.get("equality_ids") or () if raw.get("content") == EQUALITY_DELETES else self.ids
+        wanted: Iterable[int] = self.ids
+        if raw.get("content") == EQUALITY_DELETES:
+            wanted = raw.get("equality_ids") or ()
         known = sorted(field_id for field_id in wanted if field_id in self.types)
         if not known:
             return ()
@@ -344,8 +350,11 @@ def facts_of(raw: Raw) -> Callable[[int, str, bool], Facts]:
 
     def read(field_id: int, kind: str, required: bool) -> Facts:
         # If the file lacks the column, no count can be trusted: its rows have null there, or the default.
-        missing = nulls.get(field_id) if counts.get(field_id) == rows else None
-        others = None if missing is None else missing + (nans.get(field_id) or 0)
+        missing = others = None
+        if counts.get(field_id) == rows:
+            missing = nulls.get(field_id)
+        if missing is not None:
+            others = missing + (nans.get(field_id) or 0)
         found = Facts(
             bound(lows.get(field_id), kind),
             bound(highs.get(field_id), kind),
@@ -369,17 +378,25 @@ def bound(data: bytes | None, kind: str) -> Any:
     # A promoted column has bounds of its former width; days that became instants cannot be compared with them.
     if data is None or len(data) not in _LENGTHS.get(kind, (len(data),)):
         return None
-    if kind in _FLOATS:
-        number: float = struct.unpack("<f" if len(data) == 4 else "<d", data)[0]
-        return None if math.isnan(number) else number
-    if kind in _LENGTHS or kind.startswith("decimal"):
-        return int.from_bytes(data, "little" if kind in _LENGTHS else "big", signed=True)
+    if kind in _LENGTHS:
+        return _number(data, kind)
+    if kind.startswith("decimal"):
+        return int.from_bytes(data, "big", signed=True)
     if kind == "string":
         with suppress(UnicodeDecodeError):
             return bytes(data).decode()
     if kind == "binary" or kind.startswith("fixed"):
         return bytes(data)
     return None
+
+
+def _number(data: bytes, kind: str) -> float | None:
+    if kind not in _FLOATS:
+        return int.from_bytes(data, "little", signed=True)
+    number: float = struct.unpack("<f" if len(data) == 4 else "<d", data)[0]
+    if math.isnan(number):
+        return None
+    return number
 
 
 def may_meet(some: Spans, others: Spans) -> bool:

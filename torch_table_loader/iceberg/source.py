@@ -143,7 +143,7 @@ class IcebergHistory(History):
         assert snapshot is not None  # noqa: S101 it comes before another, or after it
         if snapshot not in self._manifests:
             found = self.metadata.snapshot(snapshot_id=snapshot)
-            self.storage.require([] if found.manifest_list is None else [found.manifest_list])
+            self.storage.require(found.lists)
             self._manifests[snapshot] = {each.path: each for each in list_manifests(self.storage, found)}
         manifests = self._manifests[snapshot]
         return {path: each for path, each in manifests.items() if deletes in (None, each.deletes)}
@@ -204,12 +204,16 @@ class IcebergRequest(TableRequest):
         current, changes = self._columns(own, metadata.place)
         naming, notes = _naming(metadata, current)
         rows, schema = row_filter(self.filters, self.scan_filter, own), arrow_schema(current)
-        pruner = None if rows is None else Pruner(rows, own, schema, metadata.specs)
-        unasked = [] if pruner is None else [f"{part} leaves no file out" for part in pruner.undecided]
+        pruner = None
+        if rows is not None:
+            pruner = Pruner(rows, own, schema, metadata.specs)
         cache = self.cache_of(storage, self.at.storage_options)
         make = partial(_entries, found, snapshot, pruner, naming)
         cached = partial(self.cached, cache, make=make, write=write_plan, read=read_plan)
         files, found_notes = self._files(found, snapshot, pruner, naming, cached)
+        notes += found_notes
+        if pruner is not None:
+            notes += tuple(f"{part} leaves no file out" for part in pruner.undecided)
         return self.made(
             found.name,
             metadata.uuid,
@@ -217,7 +221,7 @@ class IcebergRequest(TableRequest):
             storage=storage,
             files=self.listed(files, storage),
             schema=schema,
-            notes=(*notes, *found_notes, *unasked),
+            notes=notes,
             partition_schema=arrow_schema([*_identity_columns(metadata, current), *changes]),
             cache=cache,
             row_filter=rows,
@@ -247,7 +251,9 @@ class IcebergRequest(TableRequest):
                 naming=naming,
             )
             return history.files(changelog=self.changelog)
-        scan_filter = self.scan_filter if isinstance(self.scan_filter, str | None) else repr(self.scan_filter)
+        scan_filter = self.scan_filter
+        if not isinstance(scan_filter, str | None):
+            scan_filter = repr(scan_filter)
         key = f"iceberg plan 5\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
         entries, notes = cached(key)
         storage.require(entry.path for entry in entries)
@@ -266,11 +272,13 @@ class IcebergRequest(TableRequest):
 def _entries(found: OpenTable, snapshot: Snapshot, pruner: Pruner | None, naming: Naming) -> Plan:
     """Read the manifests that a filter keeps, deletes first, and return the files that it keeps."""
     metadata, storage = found.metadata, found.storage
-    storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
+    storage.require(snapshot.lists)
     manifests = list_manifests(storage, snapshot)
     storage.require(manifest.path for manifest in manifests)
     kept = [manifest for manifest in manifests if pruner is None or pruner.keeps_manifest(manifest)]
-    keep, spans = None if pruner is None else pruner.keeps, KeySpans.of(metadata.schemas[snapshot.schema_id])
+    keep, spans = None, KeySpans.of(metadata.schemas[snapshot.schema_id])
+    if pruner is not None:
+        keep = pruner.keeps
     deletes, num_deletes = _listed(storage, [each for each in kept if each.deletes], keep, spans)
     targets = Targets(deletes)
     spans = replace(spans, ids=frozenset(field_id for entry in deletes for field_id, _ in entry.spans))

@@ -50,7 +50,9 @@ class Targets:
         """Refuse a delete that names a data file otherwise than the snapshot does, so that it would not be applied."""
         lost = self._lost()
         known = {_place_of(path): path for path in lost}
-        for entry in data if known else ():
+        if not known:
+            return
+        for entry in data:
             path = known.get(_place_of(entry.path))
             if path is not None and path != entry.path:
                 raise TableError(
@@ -120,7 +122,7 @@ def _listed_in(snapshot: Snapshot, storage: TableStorage, wanted: set[str], read
             found.add(entry.path)
         return False
 
-    storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
+    storage.require(snapshot.lists)
     unread = [each for each in list_manifests(storage, snapshot) if not each.deletes and each.path not in read]
     storage.require(manifest.path for manifest in unread)
     read_manifests(storage, unread, note)

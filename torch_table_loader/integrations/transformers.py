@@ -53,11 +53,17 @@ class _Resumed:
             accumulated: batches of a step.
         """
         position, epochs = loader._position, loader.options.epochs
-        epoch = position.epoch // epochs if isinstance(epochs, int) else 0 if epochs == "forever" else position.epoch
+        epoch = position.epoch
+        if isinstance(epochs, int):
+            epoch //= epochs
+        elif epochs == "forever":
+            epoch = 0
         if (left := position.left) is not None:
             taken = max(0, in_epoch - left)
+        elif epoch:
+            taken = position.now.steps_taken
         else:
-            taken = position.now.steps_taken if epoch else made * accumulated
+            taken = made * accumulated
         return cls(epoch, taken // accumulated * accumulated, left)
 
 
@@ -102,15 +108,22 @@ class TableTrainerMixin:
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the loader of a dataset of a table, at the start of its epoch; of another, what the Trainer makes."""
-        chosen: Any = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
-        table = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen  # type: ignore[attr-defined]
+        table = eval_dataset
+        if table is None:
+            table = self.eval_dataset  # type: ignore[attr-defined]
+        if isinstance(table, str):
+            table = self.eval_dataset[table]  # type: ignore[attr-defined]
         found: DataLoader[Any] | None = self._table_loader(table)
-        return super().get_eval_dataloader(eval_dataset) if found is None else found  # type: ignore[misc]
+        if found is None:
+            found = super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return found
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the loader of what `predict` was given, likewise."""
         found: DataLoader[Any] | None = self._table_loader(test_dataset)
-        return super().get_test_dataloader(test_dataset) if found is None else found  # type: ignore[misc]
+        if found is None:
+            found = super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return found
 
     def _table_loader(self, dataset: Any) -> TableLoader | None:
         if not isinstance(dataset, RankDataset):
@@ -137,9 +150,12 @@ class TableTrainerMixin:
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the rows of an epoch, over all ranks."""
-        explain = getattr(dataloader.dataset, "explain", None)
-        rows: int | None = None if explain is None else explain().live_rows
-        return super().num_examples(dataloader) if rows is None else rows  # type: ignore[misc]
+        rows: int | None = None
+        if (explain := getattr(dataloader.dataset, "explain", None)) is not None:
+            rows = explain().live_rows
+        if rows is None:
+            rows = super().num_examples(dataloader)  # type: ignore[misc]
+        return rows
 
     def set_initial_training_values(self, args: Any, dataloader: TableLoader) -> tuple[Any, ...]:
         """Load the checkpoint's state into the loader; return the Trainer's numbers, for the steps that are left."""
@@ -209,6 +225,7 @@ def _unmarked(batch: dict[str, Any]) -> dict[str, Any]:
 
 def _saved(checkpoint: str | None) -> dict[str, Any]:
     """Return what the Trainer wrote of its state; nothing where there is none."""
-    path = None if checkpoint is None else Path(checkpoint) / _TRAINER_STATE
-    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path is not None and path.is_file() else {}
+    if checkpoint is None or not (path := Path(checkpoint) / _TRAINER_STATE).is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 def draws_of(table: Table, options: LoaderOptions, segments: SegmentTable, stores: Path | None) -> Draws:
     """Return how often each live row of a table comes, as `weights=` asks; see `row_weights.draws_of`."""
     from torch_table_loader.order import row_weights
+    from torch_table_loader.planning.orders import EachOnce
 
+    if options.weights is None:  # asked for since the table may grow
+        return EachOnce()
     return row_weights.draws_of(table, options, segments, stores)
 
 

@@ -131,7 +131,7 @@ def _delivered(plan: RankPlan, segments: SegmentTable, steps: int) -> tuple[Runs
         if body is None:
             continue
         taken.append(body.runs.slice(0, body.skip))
-        if body.window is None:
+        if body.windows is None:
             continue
         rest = next(stretches(body, segments), None)
         if rest is not None and (found := rest.open_window) is not None:

@@ -49,23 +49,26 @@ class TargetSizeStrategy:
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
         """Cut files between row groups."""
         layout = as_layout(files)
-        target = parse_bytes(self.target_bytes) if self.target_rows is None else self.target_rows
-        column = layout.group_bytes if self.target_rows is None else layout.group_rows
+        target, column = self._target_of(layout)
         weights = np.where(layout.group_kept, column, 0)
         target = min(target, max(1, int(weights.sum()) // self.least_splits))
         offsets = layout.group_offsets
         sums = np.diff(np.concatenate(([0], np.cumsum(weights)))[offsets])
         inner: list[int] = []
+        following = _next_cuts(weights, target)
         for file in np.flatnonzero((sums > target) & (np.diff(offsets) > 1)).tolist():
-            total = 0
-            groups = range(int(offsets[file]), int(offsets[file + 1]))
-            for group, weight in zip(groups, weights[groups.start : groups.stop].tolist(), strict=True):
-                if total and total + weight > target:
-                    inner.append(group)
-                    total = 0
-                total += weight
+            end, group = int(offsets[file + 1]), following[offsets[file]]
+            while group < end:
+                inner.append(group)
+                group = following[group]
         heads = offsets[:-1][np.diff(offsets) > 0]
         return _cut_at(layout, np.sort(np.append(heads, np.array(inner, dtype=np.int64))))
+
+    def _target_of(self, layout: TableLayout) -> tuple[int, NDArray[np.int64]]:
+        """Return the target, and what row groups have of that."""
+        if self.target_rows is not None:
+            return self.target_rows, layout.group_rows
+        return parse_bytes(self.target_bytes), layout.group_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,21 @@ def as_layout(files: Sequence[DataFileInfo]) -> TableLayout:
         if not file.row_groups and file.record_count:
             raise ConfigError(f"the file {file.path!r} has {file.record_count} rows and names no row groups")
     return TableLayout.of_infos(files)
+
+
+def _next_cuts(weights: NDArray[np.int64], target: int) -> list[int]:
+    """Return for each row group where the split ends that begins with it, in a file without end.
+
+    A split takes row groups up to the target; it has one with a weight, whatever that is, and those without before it.
+
+    >>> _next_cuts(np.array([5, 3, 3, 0, 9, 1]), 6)
+    [1, 4, 4, 5, 5, 6]
+    """
+    sums = np.concatenate(([0], np.cumsum(weights)))
+    full = np.searchsorted(sums[1:], sums[:-1] + target, side="right")
+    weighty = np.searchsorted(sums, sums[:-1], side="right")
+    found: list[int] = np.maximum(full, weighty).tolist()
+    return found
 
 
 def _cut_at(layout: TableLayout, first_groups: NDArray[np.int64]) -> SplitTable:

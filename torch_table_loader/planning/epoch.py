@@ -22,6 +22,8 @@ from torch_table_loader.planning.splits import SegmentTable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.window_sizes import WindowSizes
+
 
 def epoch_order(
     segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int, purpose: str = "splits"
@@ -93,10 +95,10 @@ class CutEpoch:
         topology, mixing = self.topology, self.topology.mixing
         padding, steps = self.quotas
         own = self._own(rank)
-        window = topology.window_of(own.num_rows)
+        windows = topology.windows_of(own.num_rows)
         lanes = own.dealt(longest_first(self._weights(own), topology.lanes), topology.lanes)
-        if mixing is not None and window is not None:
-            lanes = tuple(self._mixed(lane, mixing.splits, window) for lane in lanes)
+        if mixing is not None and windows is not None:
+            lanes = tuple(self._mixed(lane, mixing.splits, windows) for lane in lanes)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
@@ -106,15 +108,17 @@ class CutEpoch:
             f"rank {rank} in stage {self.stage}",
             counted=self.counted,
             by_file=self.by_file,
-            window=window,
+            windows=windows,
             deals=mixing is not None,
         )
 
-    def _mixed(self, lane: Runs, splits: int, window: int) -> Runs:
+    def _mixed(self, lane: Runs, splits: int, windows: WindowSizes) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
+        if not self.consumed.windows:
+            return interleaved(lane, splits, windows)
         is_unit = lane.split >= len(self._live)
         plain = lane.take(np.flatnonzero(~is_unit))
-        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, window)])
+        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, windows)])
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
@@ -225,7 +229,8 @@ class DealtEpoch:
         )
         steps = self.topology.batches(sum(lane.num_rows for lane in lanes))
         if self.by_file:
-            lanes = tuple(full_batches(lane, size) for lane in lanes) if self.topology.drop_last else lanes
+            if self.topology.drop_last:
+                lanes = tuple(full_batches(lane, size) for lane in lanes)
             steps = sum(num_batches(lane, size) for lane in lanes)
         return RankPlan(
             lanes,
@@ -235,7 +240,7 @@ class DealtEpoch:
             f"rank {rank} in stage {self.stage}",
             counted=self.counted,
             by_file=self.by_file,
-            window=self.topology.window_of(sum(lane.num_rows for lane in lanes)),
+            windows=self.topology.windows_of(sum(lane.num_rows for lane in lanes)),
         )
 
 

@@ -205,8 +205,9 @@ class ExclusionVersions:
 
     def to_state(self) -> list[dict[str, str]]:
         """Write as text: one entry if both are equal, else two."""
-        both = (self.running,) if self.running == self.newest else (self.running, self.newest)
-        return [version.to_state() for version in both]
+        if self.running == self.newest:
+            return [self.running.to_state()]
+        return [self.running.to_state(), self.newest.to_state()]
 
     @classmethod
     def from_state(cls, state: Sequence[Mapping[str, str]], num_rows: int) -> ExclusionVersions:
@@ -232,7 +233,9 @@ def checked_ids(row_ids: Any, num_rows: int) -> Ints:
     >>> checked_ids([4, 1, 4], 6).tolist(), checked_ids(np.array([False, True, True]), 3).tolist()
     ([1, 4], [1, 2])
     """
-    ids = np.asarray(row_ids.cpu() if hasattr(row_ids, "cpu") else row_ids)
+    if hasattr(row_ids, "cpu"):
+        row_ids = row_ids.cpu()
+    ids = np.asarray(row_ids)
     if ids.dtype == np.bool_:
         if ids.shape != (num_rows,):
             raise ConfigError(

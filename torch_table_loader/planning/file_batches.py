@@ -45,8 +45,9 @@ def first_row(runs: Runs, size: int, batch: int) -> int:
     piece = int(np.searchsorted(ends, batch, side="right"))
     if piece == len(runs):
         return runs.num_rows
-    batches, rows = (int(ends[piece - 1]), int(runs.ends[piece - 1])) if piece else (0, 0)
-    return rows + (batch - batches) * size
+    if not piece:
+        return batch * size
+    return int(runs.ends[piece - 1]) + (batch - int(ends[piece - 1])) * size
 
 
 def row_after(runs: Runs, size: int, row: int) -> int:

@@ -103,7 +103,8 @@ class GlobalBatches:
             unit = self.topology.micro_batches * size
             stop = max(self.start, first + (self.total - first) // unit * unit)
         full, rest = divmod(stop - self.start, size)
-        rest = 0 if self.topology.drop_last else rest
+        if self.topology.drop_last:
+            rest = 0
         even = self.topology.even_ranks
         pads = rest % ranks > 0 and (even == "pad" or (even == "balance" and rest < ranks))
         counts = {
@@ -236,7 +237,9 @@ def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: i
     if rest:
         low, high = whole * unit, (whole + 1) * unit
         near = high if not low or high - global_batch_size < global_batch_size - low else low
-        times = "" if batch_size is None else f" times batch_size={batch_size}"
+        times = ""
+        if batch_size is not None:
+            times = f" times batch_size={batch_size}"
         raise ConfigError(
             f"global_batch_size must be a multiple of num_ranks={num_ranks}{times}, got {global_batch_size}; "
             f"the nearest is {near}"

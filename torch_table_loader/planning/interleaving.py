@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.window_sizes import WindowSizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,21 +46,20 @@ def strata_of(runs: Runs, count: int) -> NDArray[np.int64]:
     return result
 
 
-def shares_of_windows(rows: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+def shares_of_windows(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many rows of each stratum the first windows hold together: int64[windows + 1, strata].
 
-    Each window has `window` rows, the last one what is left. The method is that of largest remainders (Hamilton).
+    The method is that of largest remainders (Hamilton).
 
     Args:
-        rows: int64[strata], of which each has at least ``sum(rows) / window``.
+        rows: int64[strata], of which each has at least ``sum(rows) / window``, whichever window but the last.
+        ends: int64[windows + 1] where windows end, after 0.
 
-    >>> shares_of_windows(np.array([6, 3]), 4).tolist()
+    >>> shares_of_windows(np.array([6, 3]), np.array([0, 4, 8, 9])).tolist()
     [[0, 0], [3, 1], [5, 3], [6, 3]]
     """
-    total = int(rows.sum())
-    ends = np.minimum(np.arange(-(-total // window) + 1, dtype=np.int64) * window, total)
-    exact = rows * (ends / total)[:, None]
-    shares = np.minimum(np.floor(exact).astype(np.int64), rows)
+    exact = rows * (ends / ends[-1])[:, None]
+    shares: NDArray[np.int64] = np.minimum(np.floor(exact).astype(np.int64), rows)
     missing = ends - shares.sum(axis=1)
     remainder = np.argsort(shares - exact, axis=1, kind="stable")
     more = np.arange(len(rows)) < missing[:, None]
@@ -68,7 +68,7 @@ def shares_of_windows(rows: NDArray[np.int64], window: int) -> NDArray[np.int64]
     return shares
 
 
-def interleaved(runs: Runs, splits: int, window: int) -> Runs:
+def interleaved(runs: Runs, splits: int, sizes: WindowSizes) -> Runs:
     """Return pieces in the order in which windows take them, of each stratum some rows for every window.
 
     No piece is in two windows, so that what is read for a window is no more than that.
@@ -76,18 +76,20 @@ def interleaved(runs: Runs, splits: int, window: int) -> Runs:
     Args:
         runs: pieces of splits in the epoch's order.
         splits: the most strata.
-        window: rows of a window.
+        sizes: of the windows.
 
-    >>> list(interleaved(Runs.of([(0, 0, 8), (1, 0, 8)]), 2, 8))
+    >>> list(interleaved(Runs.of([(0, 0, 8), (1, 0, 8)]), 2, WindowSizes(8)))
     [(0, 0, 4), (1, 0, 4), (0, 4, 8), (1, 4, 8)]
     """
-    runs = runs.take(np.flatnonzero(runs.stop > runs.start))
+    full = runs.stop > runs.start
+    if not full.all():
+        runs = runs.take(np.flatnonzero(full))
     if not len(runs):
         return runs
-    count = max(1, min(splits, len(runs), window // ROWS_OF_A_PIECE))
+    count = max(1, min(splits, len(runs), sizes.size(0) // ROWS_OF_A_PIECE))
     stratum = strata_of(runs, count)
     rows = np.bincount(stratum, runs.stop - runs.start).astype(np.int64)
-    shares = shares_of_windows(rows, window)
+    shares = shares_of_windows(rows, sizes.ends(runs.num_rows))
     windows, ends = len(shares), (shares + np.cumsum(rows) - rows).T.reshape(-1)  # stratum by stratum
     runs = runs.take(np.argsort(stratum, kind="stable"))
     cuts = distinct(np.concatenate([ends, runs.ends]))[1:]

@@ -15,6 +15,8 @@ from torch_table_loader.planning.runs import Runs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.window_sizes import WindowSizes
+
 
 def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
     """Assign pieces to lanes by longest processing time first (Graham 1969); return int64[N], the lane of each.
@@ -53,7 +55,7 @@ class Section:
         padded_from: the first row that is padding; the number of rows if there is none.
         skip: rows at its start that were already delivered.
         apart: whether windows also start over at each piece.
-        window: rows of a shuffle window; None if rows come as they are read.
+        windows: what shuffle windows have; None if rows come as they are read.
         dealt: rows of the batches to which windows deal their rows; see `Window`.
         stop: where rows are no longer delivered, though they belong to the windows; None: all are delivered.
     """
@@ -63,7 +65,7 @@ class Section:
     padded_from: int
     skip: int = 0
     apart: bool = False
-    window: int | None = None
+    windows: WindowSizes | None = None
     dealt: int = 0
     stop: int | None = None
 
@@ -82,7 +84,7 @@ class RankPlan:
         counted: False if live rows are not known before reading. Each lane then cuts batches as it reads, the consumer
             joins the last rows of all lanes, and `steps` has no meaning.
         by_file: whether a batch ends where a piece ends, so that no batch has rows of two files.
-        window: rows of a shuffle window; None if rows come as they are read.
+        windows: what shuffle windows have; None if rows come as they are read.
         deals: whether windows deal their rows to batches; see `Window`.
         planned_steps: the steps of the plan, of which a stage that ends early takes fewer; None: `steps`.
     """
@@ -94,7 +96,7 @@ class RankPlan:
     name: str = ""
     counted: bool = True
     by_file: bool = False
-    window: int | None = None
+    windows: WindowSizes | None = None
     deals: bool = False
     planned_steps: int | None = None
     body_batches: list[int] = field(init=False)
@@ -107,6 +109,13 @@ class RankPlan:
         size = self.batch_size
         batches = [num_batches(lane, size) if self.by_file else lane.num_rows // size for lane in self.lanes]
         object.__setattr__(self, "body_batches", batches)
+
+    @property
+    def most_of_window(self) -> int:
+        """The most rows of a shuffle window; 0 if there is none."""
+        if self.windows is None:
+            return 0
+        return self.windows.most
 
     @property
     def own_rows(self) -> int:
@@ -261,7 +270,7 @@ class RankPlan:
     def _body(self, lane: int, batches: int, start: int) -> Section:
         stop = self._first_row(lane, batches)
         planned = batches
-        if self.planned_steps is not None and self.window is not None:
+        if self.planned_steps is not None and self.windows is not None:
             planned = min(self._batches_before(self.planned_steps)[lane], self.body_batches[lane])
         end, skip, name = self._first_row(lane, planned), self._first_row(lane, start), self.lane_name(lane)
         rows = self.lanes[lane].slice(0, end)
@@ -271,8 +280,10 @@ class RankPlan:
         return replace(section, stop=stop)
 
     def _section(self, name: str, rows: Runs, skip: int, padded_from: int) -> Section:
-        dealt = self.batch_size if self.deals else 0
-        return Section(name, rows, padded_from, skip, self.by_file, self.window, dealt)
+        dealt = 0
+        if self.deals:
+            dealt = self.batch_size
+        return Section(name, rows, padded_from, skip, self.by_file, self.windows, dealt)
 
     def _first_row(self, lane: int, batch: int) -> int:
         """Count the rows of a lane before one of its own batches."""

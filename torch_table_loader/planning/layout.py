@@ -75,7 +75,9 @@ class TableLayout(Sequence[DataFileInfo]):
         offsets = np.zeros(len(files) + 1, dtype=np.int64)
         np.cumsum([len(rows) for rows in group_rows], out=offsets[1:])
         count = int(offsets[-1])
-        kept = np.ones(count, dtype=np.bool_) if group_kept is None else _flat(group_kept, count, np.bool_)
+        kept = np.ones(count, dtype=np.bool_)
+        if group_kept is not None:
+            kept = _flat(group_kept, count, np.bool_)
         rows = _flat(group_rows, count, np.int64)
         return cls(
             files if isinstance(files, ListedFiles) else tuple(files),
@@ -220,7 +222,9 @@ class TableLayout(Sequence[DataFileInfo]):
         index = range(len(self))[index]
         file = self.files[index]
         groups = slice(int(self.group_offsets[index]), int(self.group_offsets[index + 1]))
-        rows = self.group_rows[groups]
+        rows, uri = self.group_rows[groups], file.path
+        if self.uri_prefix:
+            uri = f"{self.uri_prefix}{file.path.lstrip('/')}"
         return DataFileInfo(
             path=file.name,
             file_size=file.version.num_bytes,
@@ -234,7 +238,7 @@ class TableLayout(Sequence[DataFileInfo]):
                     self.group_kept[groups].tolist(),
                 )
             ),
-            uri=shown_url(f"{self.uri_prefix}{file.path.lstrip('/')}" if self.uri_prefix else file.path),
+            uri=shown_url(uri),
             snapshot_id=self.snapshot_id,
         )
 

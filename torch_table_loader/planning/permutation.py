@@ -263,9 +263,12 @@ class _Feistel:
         """Hash every half that a round can meet, into a table for each round."""
         tables = []
         for index in range(len(self._keys)):
-            s = _Scratch(int(self._left_mask) + 1 if index % 2 else int(self._b))
-            half = s.left if index % 2 else s.right
-            half[:] = np.arange(s.size, dtype=np.uint32)
+            if index % 2:
+                s = _Scratch(int(self._left_mask) + 1)
+                s.left[:] = np.arange(s.size, dtype=np.uint32)
+            else:
+                s = _Scratch(int(self._b))
+                s.right[:] = np.arange(s.size, dtype=np.uint32)
             self._hash(index, s)
             tables.append(s.mixed)
         return tuple(tables)
@@ -297,7 +300,9 @@ def _checked(positions: Ints, n: int) -> Ints:
     copy = np.array(given, dtype=np.int64, order="C")
     # As unsigned numbers, negative ones are the largest.
     if copy.size and int(copy.view(np.uint64).max()) >= n:
-        wrong = copy[(copy < 0) | (copy >= n)] if n < _MAX_N else copy[copy < 0]
+        wrong = copy[copy < 0]
+        if n < _MAX_N:
+            wrong = copy[(copy < 0) | (copy >= n)]
         raise ConfigError(
             f"positions must be in [0, n), got {int(wrong[0])} (one of {wrong.size} outside) with n={n}; "
             "was the permutation made for another table?"

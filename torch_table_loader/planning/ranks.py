@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.window_sizes import WindowSizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,19 +25,30 @@ class Mixing:
     Args:
         rows: about how many rows a window has.
         splits: how many splits are read side by side.
+        first: about how many rows the first window has, from which windows grow; None: they are all alike.
     """
 
     rows: int
     splits: int
+    first: int | None = None
 
-    def window_of(self, rows: int, batch_size: int) -> int:
-        """Return the rows of each window, whole batches, so that windows over so many rows are about equal.
+    def to_state(self) -> dict[str, int]:
+        """Write as plain values by name.
 
-        >>> Mixing(1000, 16).window_of(10_100, 64), Mixing(1000, 16).window_of(10, 64)
-        (1024, 64)
+        >>> Mixing(1024, 16).to_state(), Mixing(1024, 16, 64).to_state()
+        ({'rows': 1024, 'splits': 16}, {'first': 64, 'rows': 1024, 'splits': 16})
         """
-        windows = max(1, round(rows / self.rows))
-        return max(1, -(-rows // (windows * batch_size))) * batch_size
+        grows = {} if self.first is None else {"first": self.first}
+        return {**grows, "rows": self.rows, "splits": self.splits}
+
+    def windows_of(self, rows: int, lanes: int, batch_size: int) -> WindowSizes:
+        """Return what windows have of so many rows that lanes share: whole batches, about equally many, once grown.
+
+        >>> Mixing(1000, 16).windows_of(10_100, 1, 64), Mixing(1000, 16).windows_of(10, 1, 64)
+        (WindowSizes(rows=1024, first=()), WindowSizes(rows=64, first=()))
+        """
+        own, window = -(-rows // lanes), -(-self.rows // lanes)
+        return WindowSizes.growing(own, window, self.first or window, batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +77,9 @@ class Topology:
     def of_state(cls, fields: Mapping[str, Any]) -> Topology:
         """Read what `to_state` wrote, in a checked state."""
         window = fields.get("shuffle_buffer_size")
-        mixing = Mixing(**window) if isinstance(window, dict) else window
-        return cls(**{name: fields[name] for name in _NAMED}, shuffle_buffer_size=mixing)
+        if isinstance(window, dict):
+            window = Mixing(**window)
+        return cls(**{name: fields[name] for name in _NAMED}, shuffle_buffer_size=window)
 
     def to_state(self) -> dict[str, Any]:
         """Write as plain values by name; micro-batches are for the job to say that has some.
@@ -77,7 +90,7 @@ class Topology:
         fields = dict(zip(_NAMED, _SHAPE(self), strict=True))
         window = self.shuffle_buffer_size
         if window is not None:
-            fields["shuffle_buffer_size"] = asdict(window) if isinstance(window, Mixing) else window
+            fields["shuffle_buffer_size"] = window.to_state() if isinstance(window, Mixing) else window
         return fields
 
     @property
@@ -93,12 +106,14 @@ class Topology:
             return self.shuffle_buffer_size
         return None
 
-    def window_of(self, rows: int) -> int | None:
-        """Return the rows of a shuffle window of a lane, for a rank of so many rows."""
+    def windows_of(self, rows: int) -> WindowSizes | None:
+        """Return what the shuffle windows of a lane have, for a rank of so many rows; None if there are none."""
         window = self.shuffle_buffer_size
-        if not isinstance(window, Mixing):
-            return window
-        return Mixing(-(-window.rows // self.lanes), 1).window_of(-(-rows // self.lanes), self.batch_size)
+        if isinstance(window, Mixing):
+            return window.windows_of(rows, self.lanes, self.batch_size)
+        if window is None:
+            return None
+        return WindowSizes(window)
 
     def has_batches_of(self, other: Topology) -> bool:
         """Return whether batches are as large as in another topology, and as many of them a step of the optimizer."""
@@ -151,7 +166,7 @@ def rank_runs(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64],
         target: int64[R] the rows that each rank gets; see `rank_rows`.
     """
     ranks = len(target)
-    own = order.take(np.arange(rank, len(order), ranks))
+    own = order.every(rank, ranks)
     moved = int(target[rank] - before[rank])
     if moved <= 0:
         return own.slice(0, own.num_rows + moved)
@@ -162,7 +177,7 @@ def rank_runs(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64],
     while donor < ranks and given[donor] < taken[rank + 1]:
         low = int(max(taken[rank], given[donor]) - given[donor])
         high = int(min(taken[rank + 1], given[donor + 1]) - given[donor])
-        surplus = order.take(np.arange(donor, len(order), ranks)).slice(int(target[donor]), int(before[donor]))
+        surplus = order.every(donor, ranks).slice(int(target[donor]), int(before[donor]))
         parts.append(surplus.slice(low, high))
         donor += 1
     return Runs.concat(parts)

@@ -100,7 +100,9 @@ def runs_of_batch(
 ) -> Iterator[tuple[SegmentTable, Runs]]:
     """Return what a batch holds of splits, and what these consist of; see `spans_of_batch`."""
     section = _section_of(plan, step)
-    stop = row_after(section.runs, plan.batch_size, section.skip) if plan.by_file else section.skip + plan.batch_size
+    stop = section.skip + plan.batch_size
+    if plan.by_file:
+        stop = row_after(section.runs, plan.batch_size, section.skip)
     if most is not None:
         stop = min(stop, section.skip + most)
     return _pieces(section, stop, segments, windows, keys)
@@ -175,11 +177,12 @@ def _pieces(
             window = windows[stretch.unit]
             places = window.order(seed, epoch)[start + stretch.start : start + max(min(end, own), stretch.start)]
             yield window.segments, _rows(window, places)
-        elif stretch.size is None:
+        elif stretch.sizes is None:
             yield stretch.segments, stretch.runs.slice(stretch.start, min(end, own))
         else:
-            for number in range(stretch.start // stretch.size, -(-end // stretch.size)):
-                begin, window = number * stretch.size, stretch.window(number)
+            first, last = stretch.sizes.at(stretch.start)[0], stretch.sizes.at(end - 1)[0]
+            for number in range(first, last + 1):
+                begin, window = stretch.sizes.begin(number), stretch.window(number)
                 places = window.order(seed, epoch)[max(stretch.start - begin, 0) : end - begin]
                 yield window.segments, _rows(window, places[begin + places < own])
 

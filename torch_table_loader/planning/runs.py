@@ -26,18 +26,24 @@ class Chains(NamedTuple):
 
 
 def _slots(last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give the first piece of each chain the lowest slot that is free: int64[N]."""
-    slots = np.zeros(len(last), dtype=np.int64)
-    free: list[int] = []
-    ends: dict[int, int] = {}
-    opened = 0
-    for piece, end in enumerate(last.tolist()):
-        if end >= 0:
-            slots[piece] = heapq.heappop(free) if free else opened
-            opened = max(opened, int(slots[piece]) + 1)
-            ends[end] = int(slots[piece])
+    """Give the first piece of each chain the lowest slot that is free: int64[N].
+
+    Chains of one piece keep no slot, and may be very many; only the others are looked at one by one.
+    """
+    slots, place = np.zeros(len(last), dtype=np.int64), np.arange(len(last))
+    first = np.flatnonzero(last > place)
+    changes = np.sort(np.concatenate((first, last[first])))
+    free, ends, lowest = [0], dict[int, int](), [0]
+    for piece, end in zip(changes.tolist(), last[changes].tolist(), strict=True):
         if piece in ends:
             heapq.heappush(free, ends.pop(piece))
+        else:
+            slots[piece] = ends[end] = heapq.heappop(free)
+            if not free:
+                free.append(len(ends))  # all slots below are taken
+        lowest.append(free[0])
+    alone = np.flatnonzero(last == place)
+    slots[alone] = np.array(lowest)[np.searchsorted(changes, alone)]
     return slots
 
 
@@ -58,12 +64,16 @@ class Runs:
     split: NDArray[np.int64]
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
-    ends: NDArray[np.int64] = field(init=False)
-    """int64[N]: rows of each piece and all before it."""
+    _ends: NDArray[np.int64] | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        """Add up the rows."""
-        object.__setattr__(self, "ends", np.cumsum(self.stop - self.start, dtype=np.int64))
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """int64[N]: rows of each piece and all before it."""
+        ends = self._ends
+        if ends is None:  # added up when it is first asked for, since most runs are only taken apart further
+            ends = (self.stop - self.start).cumsum(dtype=np.int64)
+            object.__setattr__(self, "_ends", ends)
+        return ends
 
     @classmethod
     def of(cls, pieces: Sequence[tuple[int, int, int]]) -> Runs:
@@ -141,6 +151,14 @@ class Runs:
         """Return some of the pieces (int64[M] positions), whole."""
         return Runs(self.split[index], self.start[index], self.stop[index])
 
+    def every(self, first: int, step: int) -> Runs:
+        """Return each `step`-th piece from one on, whole.
+
+        >>> list(Runs.of([(7, 0, 1), (3, 0, 2), (5, 0, 3)]).every(0, 2))
+        [(7, 0, 1), (5, 0, 3)]
+        """
+        return Runs(*(np.ascontiguousarray(each[first::step]) for each in (self.split, self.start, self.stop)))
+
     def dealt(self, hand_of: NDArray[np.int64], hands: int) -> tuple[Runs, ...]:
         """Return the pieces of each of some hands.
 
@@ -150,6 +168,8 @@ class Runs:
         >>> [list(hand) for hand in Runs.of([(7, 0, 10), (3, 5, 9)]).dealt(np.array([1, 1]), 2)]
         [[], [(7, 0, 10), (3, 5, 9)]]
         """
+        if hands == 1:
+            return (self,)
         return tuple(self.take(np.flatnonzero(hand_of == hand)) for hand in range(hands))
 
     def __len__(self) -> int:

@@ -32,8 +32,10 @@ def num_steps(plan: Steps) -> int:
     Raises:
         TypeError: the number is not known; the message says why.
     """
-    if plan.endless or not plan.counted:
-        raise TypeError(ENDLESS_EPOCH if plan.endless else UNCOUNTED)
+    if plan.endless:
+        raise TypeError(ENDLESS_EPOCH)
+    if not plan.counted:
+        raise TypeError(UNCOUNTED)
     return plan.steps
 
 

@@ -112,7 +112,9 @@ class Strategy:
         Returns:
             Its splits, shard by shard in reading order, and int64[S]: the lane of each.
         """
-        shards = self.shards(list(layout if files is None else files), lanes, epoch, num_ranks, rank)
+        if files is None:
+            files = layout
+        shards = self.shards(list(files), lanes, epoch, num_ranks, rank)
         lane_of = self._lanes(shards, lanes)
         parts = [
             _listed(shard.splits, f"{self.name}.generate", f"a list of splits in shard {shard.id}") for shard in shards
@@ -167,7 +169,9 @@ def resolve_strategy(given: Any, arguments: Mapping[str, Any]) -> Strategy:
         if _is_factory(given):
             accepted = _accepted(given, arguments)
             given = given(**accepted)
-    named = given.func if isinstance(given, functools.partial) else given
+    named = given
+    if isinstance(given, functools.partial):
+        named = given.func
     name = getattr(named, "__name__", type(named).__name__)
     return Strategy(given, _form(given), name, frozenset(accepted), _coverage(given, named, name))
 

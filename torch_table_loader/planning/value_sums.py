@@ -126,8 +126,10 @@ class ValueSums:
             values, as_floats = values[~nan], as_floats[~nan]
         if not len(values):
             return cls(nulls=nulls, nans=nans)
-        finite = as_floats[np.isfinite(as_floats)] if floats else as_floats
-        total, squares = _sums(finite) if floats else _sums_of_integers(values)
+        if floats:
+            total, squares = _sums(as_floats[np.isfinite(as_floats)])
+        else:
+            total, squares = _sums_of_integers(values)
         return cls(
             count=len(values),
             nulls=nulls,
@@ -210,7 +212,9 @@ def _shifted(values: NDArray[np.int64], shift: NDArray[np.int64], up: int) -> in
 def _sums_of_integers(values: NDArray[Any]) -> tuple[int, int]:
     if values.dtype.itemsize < 8:
         return _sums(values.astype(np.float64))
-    small = (values <= _EXACT_INTS) if values.dtype.kind == "u" else (values <= _EXACT_INTS) & (values >= -_EXACT_INTS)
+    small = values <= _EXACT_INTS
+    if values.dtype.kind != "u":
+        small &= values >= -_EXACT_INTS
     total, squares = _sums(values[small].astype(np.float64))
     for value in values[~small].tolist():
         total += value << _UNIT

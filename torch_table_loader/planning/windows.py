@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torch_table_loader.planning.keys import derive_key, keyed_hashes
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.window_sizes import WindowSizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,19 +127,28 @@ class Dealing:
     @property
     def order(self) -> NDArray[np.int64]:
         """The order in which rows come: int64[rows], the row at each place."""
-        order, rows = np.empty((self.batches, self.runs), dtype=np.int64), self.rows(0, self.runs)
+        return self.order_in(np.empty)
+
+    def order_in(self, new: Callable[[tuple[int, ...], Any], NDArray[Any]]) -> NDArray[np.int64]:
+        """Return the order, in an array that a function makes: pages of new memory cost more than the numbers."""
+        runs = np.empty(self.runs, dtype=np.int64)
         for start, first, stop in self.blocks(0, self.runs):
-            order[:, start : start + stop - first] = rows[:, first:stop]
-        flat: NDArray[np.int64] = order.reshape(-1)
+            runs[start : start + stop - first] = np.arange(first, stop)
+        flat = self._rows(runs, new).reshape(-1)
         if len(flat) == self.length:
             return flat
         return flat[flat < self.length]
 
     def rows(self, first: int, stop: int) -> NDArray[np.int64]:
         """Return the row that each batch gets of some runs: int64[batches, runs]."""
-        turned = np.add.outer(np.arange(self.batches), self.turns[first:stop])
-        rows = np.concatenate((self.row_of, self.row_of)).take(turned, mode="clip")
-        rows += np.arange(first, stop, dtype=np.int64) * self.batches
+        return self._rows(np.arange(first, stop, dtype=np.int64), np.empty)
+
+    def _rows(self, runs: NDArray[np.int64], new: Callable[[tuple[int, ...], Any], NDArray[Any]]) -> NDArray[np.int64]:
+        shape = self.batches, len(runs)
+        turned, rows = new(shape, np.int64), new(shape, np.int64)
+        np.add.outer(np.arange(self.batches), self.turns[runs], out=turned)
+        np.concatenate((self.row_of, self.row_of)).take(turned, out=rows, mode="clip")
+        rows += runs * self.batches
         return rows
 
     def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -170,6 +180,7 @@ class Stretch:
         segments: what the splits of `runs` consist of.
         unit: the number of that older window, which is never permuted again, or None.
         stop: how many of them are delivered, from the first one on; None: all.
+        sizes: what its windows have; None where there are none.
     """
 
     section: str
@@ -177,28 +188,31 @@ class Stretch:
     runs: Runs
     start: int
     segments: SegmentTable
-    size: int | None
+    sizes: WindowSizes | None
     unit: int | None
     dealt: int = 0
     stop: int | None = None
 
     def window(self, number: int) -> Window:
         """Return one of its windows."""
-        size = self.size or self.runs.num_rows
-        return Window(
-            self.segments, self.runs.slice(number * size, (number + 1) * size), self.window_name(number), self.dealt
-        )
+        sizes = self.sizes or WindowSizes(self.runs.num_rows)
+        runs = self.runs.slice(sizes.begin(number), sizes.begin(number + 1))
+        return Window(self.segments, runs, self.window_name(number), self.dealt)
 
     def window_name(self, number: int) -> str:
         """Name one of its windows by its first row."""
-        return f"window at {self.at + number * (self.size or 0)} of {self.section}"
+        begin = 0 if self.sizes is None else self.sizes.begin(number)
+        return f"window at {self.at + begin} of {self.section}"
 
     @property
     def open_window(self) -> tuple[Window, int] | None:
         """The window of which only some rows were delivered, and their number; None if there is none."""
-        if self.size is None or self.start % self.size == 0:
+        if self.sizes is None:
             return None
-        return self.window(self.start // self.size), self.start % self.size
+        number, begin = self.sizes.at(self.start)
+        if self.start == begin:
+            return None
+        return self.window(number), self.start - begin
 
 
 def stretches(section: Section, segments: SegmentTable) -> Iterator[Stretch]:
@@ -209,17 +223,17 @@ def stretches(section: Section, segments: SegmentTable) -> Iterator[Stretch]:
     Args:
         segments: the split ``len(splits) + w`` is a part of the older window w.
     """
-    at, num_splits, size = 0, len(segments.splits), section.window
-    for runs in _apart(section.runs, num_splits, each=section.apart and size is not None):
+    at, num_splits = 0, len(segments.splits)
+    for runs in _apart(section.runs, num_splits, each=section.apart and section.windows is not None):
         end = at + runs.num_rows
         if section.stop is not None and at >= section.stop:
             return
         if end > section.skip:
             first = int(runs.split[0])
             unit = first - num_splits if first >= num_splits else None
-            own_size = size if unit is None else None
+            sizes = section.windows if unit is None else None
             start = max(0, section.skip - at)
-            stretch = Stretch(section.name, at, runs, start, segments, own_size, unit, section.dealt)
+            stretch = Stretch(section.name, at, runs, start, segments, sizes, unit, section.dealt)
             yield stretch if section.stop is None else _up_to(stretch, section.stop - at)
         at = end
 
@@ -228,8 +242,9 @@ def _up_to(stretch: Stretch, stop: int) -> Stretch:
     """Return a stretch of which no more than so many rows are delivered; those of its last window are kept."""
     if stop >= stretch.runs.num_rows:
         return stretch
-    size = stretch.size or 1
-    return replace(stretch, runs=stretch.runs.slice(0, -(-stop // size) * size), stop=stop)
+    sizes = stretch.sizes or WindowSizes(1)
+    number, _ = sizes.at(stop - 1)
+    return replace(stretch, runs=stretch.runs.slice(0, sizes.begin(number + 1)), stop=stop)
 
 
 def _apart(runs: Runs, num_splits: int, *, each: bool) -> Iterator[Runs]:

@@ -96,8 +96,9 @@ def row_masks(batch: pa.RecordBatch, filters: Sequence[Any]) -> list[pa.Array]:
 
 def known_true(mask: pa.BooleanArray) -> NDArray[np.bool_]:
     """Return which rows pass: bool [rows]."""
-    known = mask.fill_null(False) if mask.null_count else mask
-    return bits(known.buffers()[1], known.offset, len(known))
+    if mask.null_count:
+        mask = mask.fill_null(False)
+    return bits(mask.buffers()[1], mask.offset, len(mask))
 
 
 def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: Exception) -> str:
@@ -107,5 +108,7 @@ def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: 
             f"filters must fit the table's types, got {filters}: {first_line(error)}; compare a column with a "
             "value of its own type, or cast one of them"
         )
-    hint = note_of_folders([unknown[1]]) if unknown[1] in unread_keys else the_nearest(unknown[1], schema.names)
+    hint = the_nearest(unknown[1], schema.names)
+    if unknown[1] in unread_keys:
+        hint = note_of_folders([unknown[1]])
     return f"filters name the column {unknown[1]!r}, which the table does not have; {hint}"

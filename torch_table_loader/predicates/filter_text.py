@@ -280,11 +280,14 @@ def _time(text: str) -> Any:
         return found
     if len(digits) > 9:
         raise ValueError("a time finer than nanoseconds")
-    since = found.replace(microsecond=0) - datetime(1970, 1, 1, tzinfo=None if found.tzinfo is None else UTC)
+    zone: str | None = "UTC"
+    if found.tzinfo is None:
+        zone, found = None, found.replace(tzinfo=UTC)
+    since = found.replace(microsecond=0) - datetime(1970, 1, 1, tzinfo=UTC)
     nanoseconds = (since.days * 86_400 + since.seconds) * 10**9 + int(digits.ljust(9, "0"))
     if abs(nanoseconds) >= 1 << 63:
         raise ValueError("a time that nanoseconds do not reach")
-    return pa.scalar(nanoseconds, pa.timestamp("ns", None if found.tzinfo is None else "UTC"))
+    return pa.scalar(nanoseconds, pa.timestamp("ns", zone))
 
 
 def _joined(join: Callable[[Any, Any], Any], terms: Sequence[pc.Expression]) -> pc.Expression:
@@ -306,8 +309,10 @@ def _of_tuples(given: Sequence[Any]) -> pc.Expression:
     """Return tuples as an expression, as pyarrow does, whose form is as deep as they are many."""
     if isinstance(given[0], str):
         groups = [[tuple(given)]]
+    elif isinstance(given[0], tuple):
+        groups = [list(given)]
     else:
-        groups = [list(given)] if isinstance(given[0], tuple) else [list(group) for group in given]
+        groups = [list(group) for group in given]
     groups = [[_with_whole_numbers(term) for term in group] for group in groups]
     if max(len(groups), *map(len, groups)) <= _TERMS_IN_ORDER:
         return pq.filters_to_expression(groups)
@@ -345,7 +350,10 @@ def _tokens(text: str) -> list[str]:
         match = _TOKEN.match(text, at)
         if match is None:
             raise ConfigError(f"the filter {text!r} cannot be read from {text[at:].strip()!r} on; {_REMEDY}")
-        found.append(match[0].strip() if match["quoted"] is None else match["quoted"])
+        token = match["quoted"]
+        if token is None:
+            token = match[0].strip()
+        found.append(token)
         at = match.end()
     return found
 

@@ -9,6 +9,7 @@ becomes a value of the column's type. If the type has no such value, the compari
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import NoReturn
@@ -154,13 +155,14 @@ def _between(function: str, argument: Node, found: Fit) -> Node:
     """Return a comparison with a literal that lies between two values of a type, or beside all of them."""
     if function in ("equal", "not_equal"):
         return _always(argument, holds=function == "not_equal")
-    down = function.startswith("less")
-    near, far = (found.low, found.high) if down else (found.high, found.low)
+    alike, near, far = "greater_equal", found.high, found.low
+    if function.startswith("less"):
+        alike, near, far = "less_equal", found.low, found.high
     if near is None:
         return _always(argument, holds=False)
     if far is None:
         return _always(argument, holds=True)
-    return Call("less_equal" if down else "greater_equal", (argument, Literal(near)), None)
+    return Call(alike, (argument, Literal(near)), None)
 
 
 def _always(argument: Node, *, holds: bool) -> Node:
@@ -186,12 +188,13 @@ def _call(function: str, kind: pa.DataType | None = None) -> Call:
 
 def _readable(kind: pa.DataType, function: str) -> pa.DataType:
     """Return the type that a column is cast to for a function of pyarrow, which has none for the column's own."""
-    plain = plain_type(kind) if not pt.is_nested(kind) else kind
-    if pt.is_float16(plain):
+    if not pt.is_nested(kind):
+        kind = plain_type(kind)
+    if pt.is_float16(kind):
         return pa.float32()
-    if function == "is_in" and (pt.is_decimal32(plain) or pt.is_decimal64(plain)):
-        return pa.decimal128(plain.precision, plain.scale)
-    return plain
+    if function == "is_in" and (pt.is_decimal32(kind) or pt.is_decimal64(kind)):
+        return pa.decimal128(kind.precision, kind.scale)
+    return kind
 
 
 def _constant(node: Node) -> pa.Scalar | None:
@@ -203,10 +206,9 @@ def _constant(node: Node) -> pa.Scalar | None:
         return value
     if isinstance(node, Call) and node.function == "cast" and node.options is not None:
         inner = _constant(node.arguments[0])
-        try:
-            return None if inner is None else inner.cast(node.options.type.field("to_type").type)
-        except pa.ArrowException:
-            return None
+        if inner is not None:
+            with suppress(pa.ArrowException):
+                return inner.cast(node.options.type.field("to_type").type)
     return None
 
 

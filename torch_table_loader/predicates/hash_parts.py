@@ -66,11 +66,15 @@ def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Has
     seed = integer("seed", seed, 0, _HASHES - 1)
     numbers = [pc.scalar(pa.scalar(number, pa.uint64())) for number in (seed, min(low, _HASHES - 1), max(0, high - 1))]
     found = pc.Expression._call(_FUNCTION, [_text_of(columns), *numbers])
-    return found if low < high else found & pc.scalar(False)  # a share of 0 has no hash
+    if low == high:  # a share of 0 has no hash
+        found &= pc.scalar(False)
+    return found
 
 
 def _text_of(columns: str | Sequence[str]) -> Any:
-    names = [columns] if isinstance(columns, str) else list(columns)
+    names = list(columns)
+    if isinstance(columns, str):
+        names = [columns]
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigTypeError(f"columns must be the name of a column, or a list of names, got {columns!r}")
     texts = [pc.field(name).cast(pa.string()) for name in names]

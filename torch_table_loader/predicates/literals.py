@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.datatypes import whole_type
 from torch_table_loader.predicates.filter_text import is_written
 
 _TICKS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -136,10 +137,14 @@ def _grid(kind: pa.DataType) -> _Grid:
     if pt.is_decimal(kind):
         most = 10**kind.precision - 1
         return _Grid(Fraction(10) ** kind.scale, -most, most)
-    if pt.is_date(kind):
-        per_unit = Fraction(1, _DAY) if pt.is_date32(kind) else Fraction(_TICKS["ms"])
+    if pt.is_date32(kind):
+        per_unit = Fraction(1, _DAY)
+    elif pt.is_date64(kind):
+        per_unit = Fraction(_TICKS["ms"])
+    elif pt.is_integer(kind):
+        per_unit = Fraction(1)
     else:
-        per_unit = Fraction(1 if pt.is_integer(kind) else _TICKS[kind.unit])
+        per_unit = Fraction(_TICKS[kind.unit])
     if pt.is_unsigned_integer(kind):
         return _Grid(per_unit, 0, (1 << kind.bit_width) - 1)
     return _Grid(per_unit, -(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1)
@@ -157,10 +162,12 @@ def _fit_whole(number: _Number, kind: pa.DataType) -> Fit:
     if low == high and grid.low <= low <= grid.high:
         same = _scalar(low, kind)
         return Fit(same, same)
-    return Fit(
-        None if low < grid.low else _scalar(min(low, grid.high), kind),
-        None if high > grid.high else _scalar(max(high, grid.low), kind),
-    )
+    below = above = None
+    if low >= grid.low:
+        below = _scalar(min(low, grid.high), kind)
+    if high <= grid.high:
+        above = _scalar(max(high, grid.low), kind)
+    return Fit(below, above)
 
 
 def _scalar(place: int, kind: pa.DataType) -> pa.Scalar:
@@ -169,7 +176,7 @@ def _scalar(place: int, kind: pa.DataType) -> pa.Scalar:
     if pt.is_decimal(kind):
         digits = tuple(map(int, str(abs(place))))
         return pa.scalar(Decimal((int(place < 0), digits, -kind.scale)), kind)
-    return pa.scalar(place, pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+    return pa.scalar(place, whole_type(kind)).cast(kind)
 
 
 def _fit_float(number: _Number, kind: pa.DataType) -> Fit:
@@ -198,7 +205,9 @@ def members_of(members: pa.Array, kind: pa.DataType) -> pa.Array:
     Raises:
         MisfitError: a member cannot be compared.
     """
-    own = members.type.value_type if pt.is_dictionary(members.type) else members.type
+    own = members.type
+    if pt.is_dictionary(own):
+        own = own.value_type
     if members.type == kind or _family(kind) is None or (_family(own) is None and not pt.is_null(own)):
         return members
     with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.datatypes import children_of
+from torch_table_loader.arrow.arrays import nulls_of
+from torch_table_loader.arrow.datatypes import children_of, whole_type
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import Conformer, Source, cast_to
 from torch_table_loader.records import FIELD_ID_KEY
@@ -95,12 +97,11 @@ def _has_ids(fields: Iterable[pa.Field]) -> bool:
     return any(_id_of(field) is not None or _has_ids(children_of(field.type)) for field in fields)
 
 
-def _inside_of(names: NamedIds, name: str) -> NamedIds | None:
-    """Return the names inside a column."""
-    entry = names.ids.get(name)
-    if entry is None:
+def _inside_of(names: NamedIds | None, name: str) -> NamedIds | None:
+    """Return the names inside a column, where names are given."""
+    if names is None or name not in names.ids:
         return None
-    return entry[1]
+    return names.ids[name][1]
 
 
 def plan_by_id(
@@ -116,16 +117,16 @@ def plan_by_id(
     sources: list[Source] = []
     for _, column in wanted:
         place = found.get(column.field_id)
-        absent = _absent(column, columns, name) if place is None or column.lineage else Source()
-        if place is None:
-            sources.append(absent)
-            continue
-        field = file_schema.field(place)
-        inner = None if names is None else _inside_of(names, field.name)
-        convert = _converter(field, column, inner, f"{name}, column {column.name!r}")
-        refuse_nulls = field.nullable and column.required
-        sources.append(absent._replace(place=len(reads), stored=field.type, convert=convert, refuse_nulls=refuse_nulls))
-        reads.append(field.name)
+        source = Source()
+        if place is None or column.lineage:
+            source = _absent(column, columns, name)
+        if place is not None:
+            field = file_schema.field(place)
+            convert = _converter(field, column, _inside_of(names, field.name), f"{name}, column {column.name!r}")
+            nulls = field.nullable and column.required
+            source = source._replace(place=len(reads), stored=field.type, convert=convert, refuse_nulls=nulls)
+            reads.append(field.name)
+        sources.append(source)
     schema = pa.schema([pa.field(called, column.type, nullable=not column.required) for called, column in wanted])
     return Conformer.of(file_schema, schema, sources, reads, name, _REMEDIES)
 
@@ -146,7 +147,7 @@ def _absent(column: Column, columns: FileColumns, name: str) -> Source:
         known = columns.sequence_number if columns.first_row_id is not None else None
         return Source(constant=pa.scalar(known, pa.int64()))
     in_partition = column.field_id in columns.constants
-    value = columns.constants[column.field_id] if in_partition else column.default
+    value = columns.constants.get(column.field_id, column.default)
     if value is None and column.required:
         raise TableError(
             f"{name} lacks the column {column.name!r}, which the table's schema says is never null and for which it "
@@ -163,7 +164,7 @@ def _absent(column: Column, columns: FileColumns, name: str) -> Source:
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     if isinstance(value, int) and pa.types.is_temporal(kind):
-        return pa.scalar(value, pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+        return pa.scalar(value, whole_type(kind)).cast(kind)
     if isinstance(value, float) and pa.types.is_float32(kind):
         return pa.scalar(value, pa.float64()).cast(kind)
     if pa.types.is_decimal(kind) and value is not None:
@@ -176,12 +177,20 @@ def _converter(field: pa.Field, column: Column, names: NamedIds | None, where: s
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType):
         stored = _converter(field.with_type(kind.storage_type), column, names, where)
-        return lambda array: array.storage if stored is None else stored(array.storage)
+        if stored is None:
+            return attrgetter("storage")
+        return lambda array: stored(array.storage)
     shape = _shape(kind)
     if shape != _shape(column.type):
         raise TableError(f"{where}: expected {column.type}, got {kind}, which cannot be promoted to it; fix the file")
+    if shape == "struct":
+        return _struct(kind, column, names, where)
     if shape != "value":
-        return (_struct if shape == "struct" else _repeated)(kind, column, names, where)
+        return _repeated(kind, column, names, where)
+    return _value_converter(kind, column)
+
+
+def _value_converter(kind: pa.DataType, column: Column) -> Convert | None:
     if kind.equals(column.type):
         return None
     if pa.types.is_timestamp(kind) and kind.unit == "ns" and pa.types.is_timestamp(column.type):
@@ -211,7 +220,7 @@ def _struct(kind: pa.StructType, column: Column, names: NamedIds | None, where: 
         if place is None:
             parts.append((-1, None, None if child.default is None else _scalar(child.default, child.type)))
             continue
-        inner = None if names is None else _inside_of(names, fields[place].name)
+        inner = _inside_of(names, fields[place].name)
         parts.append((place, _converter(fields[place], child, inner, where), None))
     as_it_is = [place for place, _, _ in parts] == list(range(len(fields))) and all(part[1] is None for part in parts)
     if as_it_is and kind.equals(column.type):
@@ -219,10 +228,9 @@ def _struct(kind: pa.StructType, column: Column, names: NamedIds | None, where: 
 
     def convert(array: pa.StructArray) -> pa.StructArray:
         children = [_part(array, part, child) for part, child in zip(parts, column.children, strict=True)]
-        mask = array.is_null() if array.null_count else None
         if not children:
             return pa.array([None if null else {} for null in array.is_null().to_pylist()], column.type)
-        return pa.StructArray.from_arrays(children, fields=children_of(column.type), mask=mask)
+        return pa.StructArray.from_arrays(children, fields=children_of(column.type), mask=nulls_of(array))
 
     return convert
 
@@ -245,7 +253,7 @@ def _repeated(kind: pa.DataType, column: Column, names: NamedIds | None, where: 
     converts: list[Convert | None] = []
     for field, child, name in zip(children_of(kind), column.children, called, strict=True):
         # A name mapping says "element", "key" and "value", whatever the writer called them.
-        converts.append(_converter(field, child, None if names is None else _inside_of(names, name), where))
+        converts.append(_converter(field, child, _inside_of(names, name), where))
     if all(convert is None for convert in converts) and kind.equals(column.type):
         return None
 

@@ -76,8 +76,11 @@ class Conformer:
         remedies: tuple[str, str, str] = _REMEDIES,
     ) -> Conformer:
         """Build a conformer, which knows whether batches need any change."""
-        own = pa.schema([file_schema.field(read) for read in reads])
-        plain = list(sources) == [Source(place, field.type) for place, field in enumerate(own)]
+        own = selected(file_schema, reads)
+        kinds = zip(sources, own.types, strict=False)
+        plain = len(sources) == len(own) and all(
+            source == Source(place, kind) for place, (source, kind) in enumerate(kinds)
+        )
         as_they_are = plain and schema.equals(own)
         return cls(name, tuple(reads), schema, tuple(sources), as_they_are, remedies)
 
@@ -110,7 +113,9 @@ class Conformer:
         return batch.select([])
 
     def _made(self, source: Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
-        array = None if source.place < 0 else self._converted(source, field, batch.column(source.place))
+        array = None
+        if source.place >= 0:
+            array = self._converted(source, field, batch.column(source.place))
         if source.counted_from is not None:
             start = source.counted_from + row
             filled = pa.array(np.arange(start, start + batch.num_rows, dtype=np.int64))
@@ -133,8 +138,10 @@ class Conformer:
                 f"column {field.name!r} must hold no null, {said_by}, got {array.null_count} among "
                 f"{len(array)} rows of {self.name}; {nullable}"
             )
+        if source.convert is None:
+            return array
         try:
-            return array if source.convert is None else source.convert(array)
+            return source.convert(array)
         except pa.ArrowException as error:
             raise TableError(
                 f"column {field.name!r} must be read as {field.type}, but {self.name} holds it as {array.type} with "
@@ -183,6 +190,13 @@ def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def selected(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return a schema of some columns; it has the metadata of the schema if they are all of them."""
+    if list(names) == schema.names:
+        return schema
+    return pa.schema([schema.field(name) for name in names])
+
+
 def conform_plan(
     file_schema: pa.Schema,
     table_schema: pa.Schema,
@@ -204,8 +218,10 @@ def conform_plan(
     >>> plan.apply(pa.record_batch({"a": pa.array([1, 2], pa.int32())})).to_pydict()
     {'a': [1, 2], 'day': [3, 3]}
     """
-    names = table_schema.names if columns is None else list(columns)
-    schema = pa.schema([table_schema.field(column) for column in names])
+    names = table_schema.names
+    if columns is not None:
+        names = list(columns)
+    schema = selected(table_schema, names)
     constants = dict(partition)
     reads: list[str] = []
     sources: list[Source] = []
@@ -258,16 +274,17 @@ def resolve_schema(
     Raises:
         TableError: types do not unify or cannot become the given ones, or a non-nullable column is missing.
     """
-    partition = pa.schema([]) if partition is None else partition
+    if partition is None:
+        partition = pa.schema([])
     if given is not None:
         check_given_schema(given, schemas, partition)
         return given
     in_paths = set(partition.names)
-    own = [
-        (name, pa.schema([field for field in schema if field.name not in in_paths]) if in_paths else schema)
-        for name, schema in schemas
-    ]
-    return pa.schema([*unify_schemas(own, inferred=inferred), *partition])
+    if in_paths:
+        schemas = [
+            (name, pa.schema([field for field in schema if field.name not in in_paths])) for name, schema in schemas
+        ]
+    return pa.schema([*unify_schemas(schemas, inferred=inferred), *partition])
 
 
 def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> pa.Schema:
@@ -303,7 +320,7 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
             if not merged.equals(known.type):
                 origin[field.name] = name
             fields[field.name] = pa.field(field.name, merged, nullable=known.nullable or field.nullable)
-    everywhere = set(fields).intersection(*(schema.names for _, schema in distinct)) if distinct else set()
+    everywhere = set(fields).intersection(*(schema.names for _, schema in distinct))
     return pa.schema([field if name in everywhere else field.with_nullable(True) for name, field in fields.items()])
 
 
@@ -423,7 +440,7 @@ def _integers(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataTy
     kinds = pa.types
     if kinds.is_signed_integer(one) == kinds.is_signed_integer(other):
         return _wider(one, other, inferred)
-    signed, unsigned = (one, other) if kinds.is_signed_integer(one) else (other, one)
+    signed, unsigned = sorted((one, other), key=kinds.is_unsigned_integer)
     width = max(signed.bit_width, 2 * unsigned.bit_width)
     if width > 64:
         raise TypeError(f"no integer holds {one} and {other}")

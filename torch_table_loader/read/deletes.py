@@ -134,8 +134,9 @@ class Deletes:
 
             return cast("NDArray[np.int64]", self._cached((KIND, path, delete.inline), delete, others))
         if delete.kind == "vector":
-            holder = HOLDERS.get(delete.file.format)
-            data = self._checked_data(delete, path) if holder is not None and holder.lists else b""
+            holder, data = HOLDERS.get(delete.file.format), b""
+            if holder is not None and holder.lists:
+                data = self._checked_data(delete, path)
             name = ("vector", delete.file.path, delete.blob, delete.inline)
 
             def read() -> tuple[NDArray[np.int64], int]:
@@ -173,15 +174,18 @@ class Deletes:
                 paths, positions = paths.filter(named), positions.filter(named)
             if positions.null_count:
                 raise TableError(f"{delete.file.name} must give a position in each row, but has nulls; write it again")
-            encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
-            codes = encoded.indices.to_numpy(zero_copy_only=False)
+            if not pa.types.is_dictionary(paths.type):
+                paths = paths.dictionary_encode()
+            codes = paths.indices.to_numpy(zero_copy_only=False)
+            if not len(codes):
+                continue
             rows = positions.cast(pa.int64()).to_numpy(zero_copy_only=False)
             if not (codes[1:] >= codes[:-1]).all():
                 order = np.argsort(codes, kind="stable")
                 codes, rows = codes[order], rows[order]
             bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-            for start, stop in pairwise(bounds) if len(codes) else ():
-                parts.setdefault(encoded.dictionary[int(codes[start])].as_py(), []).append(rows[start:stop])
+            for start, stop in pairwise(bounds):
+                parts.setdefault(paths.dictionary[int(codes[start])].as_py(), []).append(rows[start:stop])
         by_path = {path: distinct(np.concatenate(each)) for path, each in parts.items()}
         return by_path, sum(each.nbytes + len(path) for path, each in by_path.items())
 
@@ -331,17 +335,24 @@ def read_listing(storage: Storage, delete: DeleteFile) -> Puffin:
         start = size - _FOOTER_END.size - length - len(_PUFFIN)
         if not 0 <= length <= _MOST_FOOTER_BYTES or start < len(_PUFFIN):
             raise _broken(delete, f"in a Puffin file of {size} bytes", f"a footer of {length} bytes")
-        footer = source.read_at(size - start, start) if size - start > len(tail) else tail[start - size :]
-        head = tail[:4] if len(tail) == size else _PUFFIN if is_far(storage) else source.read_at(4, 0)
+        footer, head, whole = tail[start - size :], _PUFFIN, b""
+        if size - start > len(tail):
+            footer = source.read_at(size - start, start)
+        if len(tail) == size:
+            head, whole = tail[:4], tail
+        elif not is_far(storage):
+            head = source.read_at(4, 0)
     if head != _PUFFIN or not footer.startswith(_PUFFIN):
         raise _broken(delete, f"in a Puffin file, which begins and ends with {_PUFFIN!r}", f"{head!r}, {footer[:4]!r}")
     payload = footer[len(_PUFFIN) : -_FOOTER_END.size]
     try:
-        listed = load_json(_decompressed(payload) if flags & _LZ4 else payload, delete.file.name)["blobs"]
+        if flags & _LZ4:
+            payload = _decompressed(payload)
+        listed = load_json(payload, delete.file.name)["blobs"]
         blobs = {int(each["offset"]): (int(each["length"]), dict(each.get("properties") or {})) for each in listed}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise _broken(delete, "in a Puffin file whose footer is JSON with blobs", f"another ({error!r})") from error
-    return Puffin(blobs, tail if len(tail) == size else b"")
+    return Puffin(blobs, whole)
 
 
 def _decompressed(payload: bytes) -> bytes:

@@ -119,8 +119,11 @@ def as_reading_error(
     """
     if isinstance(error, TableLoaderError):
         return error
-    where = f"{file.name}{'' if group is None else f', row group {group}'}"
-    where += "" if column is None else f", column {column!r}"
+    where = file.name
+    if group is not None:
+        where += f", row group {group}"
+    if column is not None:
+        where += f", column {column!r}"
     reason = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
@@ -140,14 +143,18 @@ def as_reading_error(
             "restore the file from a copy, write it again, or leave it out of the table "
             "(storage_options={'verify_checksums': False} reads such bytes as they are)"
         )
-    what, remedy = of_unread(error) or ("", "")
-    convert = "convert the file" if column is None else "leave such columns out of columns=[...], or convert them"
-    return TableError(
-        f"{where} {what} ({reason}); {remedy.format(convert=convert)}"
-        if what
-        else f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "
-        "metadata says: write it again, or leave it out of the table"
-    )
+    if (unread := of_unread(error)) is not None:
+        what, remedy = unread
+        convert = "convert the file"
+        if column is not None:
+            convert = "leave such columns out of columns=[...], or convert them"
+        message = f"{where} {what} ({reason}); {remedy.format(convert=convert)}"
+    else:
+        message = (
+            f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "
+            "metadata says: write it again, or leave it out of the table"
+        )
+    return TableError(message)
 
 
 def of_unread(error: BaseException) -> tuple[str, str] | None:

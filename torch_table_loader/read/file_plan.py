@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,7 +89,9 @@ class FilePlan(NamedTuple):
     def live_bits(self, start: int, stop: int) -> pa.BooleanArray:
         """Return which of the rows `start` to `stop` of the file no position deletes."""
         live = self._not_at_positions(start, stop)
-        return as_bits(np.ones(stop - start, dtype=np.bool_) if live is None else live)
+        if live is None:
+            live = np.ones(stop - start, dtype=np.bool_)
+        return as_bits(live)
 
     def positions_in(self, start: int, stop: int) -> int:
         """Count the rows `start` to `stop` of the file that a position deletes."""
@@ -143,7 +145,9 @@ def plan_file(
         encoded: columns of strings that may come as dictionaries; none of the filter's.
     """
     row_filter, empty = beyond_partition(file, meta, table_schema, *filters)
-    chosen_by = [] if row_filter is None else list(filters[1])
+    chosen_by: list[str] = []
+    if row_filter is not None:
+        chosen_by = list(filters[1])
     positions = np.empty(0, dtype=np.int64)
     keys: list[tuple[Sequence[_KeyColumn], EqualityKeys]] = []
     by_name: dict[str, Column] = {}
@@ -155,20 +159,12 @@ def plan_file(
             equality = deletes.equality(file)
             keys = [(_key_columns(found.ids, file.columns, by_name, file.name), found) for found in equality]
             chosen_by = list(dict.fromkeys([*chosen_by, *(name for columns, _ in keys for name, _ in columns)]))
-
-    def conform(names: Sequence[str]) -> Conformer:
-        asked: tuple[Any, ...] = tuple(names), repr(file.partition)  # text, since 0.0 equals -0.0
-        make = partial(conform_plan, meta.schema, table_schema, file.partition, names, name=file.name)
-        if (columns := file.columns) is not None:
-            wanted = [(name, by_name[name]) for name in names]
-            asked = tuple(names), columns.table, repr(columns.constants), lineage_of(columns, wanted)
-            make = partial(plan_by_id, meta.schema, columns, wanted, name=file.name)
-        return shared.of(meta.schema, asked, file.name, make)
-
+    conform = partial(_conformer, file, meta.schema, table_schema, by_name, shared)
     conformer = conform([*columns, *(name for name in chosen_by if name not in columns)])
-    chooser = conform(chosen_by) if chosen_by else None
-    sources = {conformer.source_of(name) for name in encoded if name in columns}
-    sources -= {None, *(() if chooser is None else chooser.reads)}
+    sources, chooser = {conformer.source_of(name) for name in encoded if name in columns}, None
+    if chosen_by:
+        chooser = conform(chosen_by)
+        sources.difference_update(chooser.reads)
     return FilePlan(
         file=file,
         meta=meta,
@@ -195,6 +191,24 @@ def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
     return pa.BooleanArray.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
 
 
+def _conformer(
+    file: DataFile,
+    schema: pa.Schema,
+    table_schema: pa.Schema,
+    by_name: Mapping[str, Column],
+    shared: SharedConformers,
+    names: Sequence[str],
+) -> Conformer:
+    """Return how the named columns come from a file of a schema; files that are alike share it."""
+    asked: tuple[Any, ...] = tuple(names), repr(file.partition)  # text, since 0.0 equals -0.0
+    make = partial(conform_plan, schema, table_schema, file.partition, names, name=file.name)
+    if (columns := file.columns) is not None:
+        wanted = [(name, by_name[name]) for name in names]
+        asked = tuple(names), columns.table, repr(columns.constants), lineage_of(columns, wanted)
+        make = partial(plan_by_id, schema, columns, wanted, name=file.name)
+    return shared.of(schema, asked, file.name, make)
+
+
 def _key_columns(
     ids: Sequence[int], columns: FileColumns, by_name: dict[str, Column], name: str
 ) -> Sequence[_KeyColumn]:
@@ -202,8 +216,9 @@ def _key_columns(
     places: list[_KeyColumn] = []
     for field_id in ids:
         path = key_path(columns.table, field_id, name)
-        dropped = path[0].field_id in columns.table.former
-        called = f"\0{path[0].field_id}" if dropped else path[0].name  # the name may be another column's by now
+        called = path[0].name
+        if path[0].field_id in columns.table.former:  # the name may be another column's by now
+            called = f"\0{path[0].field_id}"
         by_name.setdefault(called, path[0])
         places.append((called, path))
     return places

@@ -66,16 +66,9 @@ def trim_segments(
     >>> trim_segments(parts, 12, 3, every_row_lives=False)
     ([Segment(group=1, row_start=10, row_stop=20, live=10)], 2, 3)
     """
-    kept: list[Segment] = []
     if every_row_lives:
-        for segment in segments:
-            start = min(segment.row_start + skip, segment.row_stop)
-            stop = segment.row_stop if take < 0 else min(segment.row_stop, start + take)
-            skip -= start - segment.row_start
-            take = take if take < 0 else take - (stop - start)
-            if start < stop:
-                kept.append(Segment(segment.group, start, stop, stop - start))
-        return kept, 0, -1
+        return _cut_at_rows(segments, skip, take), 0, -1
+    kept: list[Segment] = []
     found: int | None = 0
     for segment in segments:
         if not kept and 0 <= segment.live <= skip:
@@ -86,8 +79,25 @@ def trim_segments(
         if segment.live == 0:
             continue
         kept.append(segment)
-        found = None if found is None or segment.live < 0 else found + segment.live
+        if segment.live < 0:
+            found = None
+        elif found is not None:
+            found += segment.live
     return kept, skip, take
+
+
+def _cut_at_rows(segments: Sequence[Segment], skip: int, take: int) -> list[Segment]:
+    kept: list[Segment] = []
+    for segment in segments:
+        start = min(segment.row_start + skip, segment.row_stop)
+        stop = segment.row_stop
+        skip -= start - segment.row_start
+        if take >= 0:
+            stop = min(stop, start + take)
+            take -= stop - start
+        if start < stop:
+            kept.append(Segment(segment.group, start, stop, stop - start))
+    return kept
 
 
 def fit_segments(
@@ -115,7 +125,9 @@ def fit_segments(
                     f"the file ends at row {group_starts[-1]}, and rows up to {segment.row_stop} were planned"
                 )
             part = Segment(group, start, stop, -1)
-            fitted.append(part if live_rows is None else part._replace(live=live_rows(part)))
+            if live_rows is not None:
+                part = part._replace(live=live_rows(part))
+            fitted.append(part)
             owners.append(owner)
             start = stop
     return fitted, owners
@@ -248,12 +260,16 @@ class FileWalk:
             self._check()
         plan = self._plan
         batch = plan.conformer.apply(stored, row)
-        mask = plan.mask(batch, row) if self._masks and not thinned else None
+        mask = None
+        if self._masks and not thinned:
+            mask = plan.mask(batch, row)
         if batch.num_columns > len(plan.columns):
             batch = batch.select(plan.columns)
         if self._adds is not None:
             batch = self._adds(batch, row)
-        live = batch.num_rows if mask is None else int(np.count_nonzero(mask))
+        live = batch.num_rows
+        if mask is not None:
+            live = int(np.count_nonzero(mask))
         return Part(piece.segment, live, partial(live_rows, batch, mask))
 
     def _whole(self, handle: OpenFile, run: Run) -> Iterator[Part]:
@@ -309,21 +325,22 @@ class FileWalk:
         """Yield the rows of a whole row group that live."""
         (group,), (piece,) = run.groups, run.pieces
         self.row, num_rows, reads = piece.row_start, piece.row_stop - piece.row_start, self._plan.conformer.reads
-        chooser = self._plan.chooser
+        chooser, kept = self._plan.chooser, None
+        batch: pa.RecordBatch | None = None
         if chooser is None:
-            some = self._plan.positions_in(piece.row_start, piece.row_stop)
-            kept = self._live.among(piece.row_start, piece.row_stop) if some else None
-            batch: pa.RecordBatch | None = thinner.thinned(group, reads, num_rows, kept)
+            if self._plan.positions_in(piece.row_start, piece.row_stop):
+                kept = self._live.among(piece.row_start, piece.row_stop)
+            batch = thinner.thinned(group, reads, num_rows, kept)
         elif num_rows > self._max_rows:
             yield from self._in_step(thinner, run, chooser)
             return
         else:  # the columns that choose first: they say which rows of the others are wanted, or that none is
             first = thinner.thinned(group, chooser.reads, num_rows, None)
             mask = self._plan.mask(chooser.apply(first, piece.row_start), piece.row_start)
-            kept = None if mask is None or mask.all() else self._live.marked(mask)
-            wanted = kept is None or len(kept)
-            others = thinner.thinned(group, self._others(chooser), num_rows, kept) if wanted else None
-            batch = None if others is None else self._joined(first, others, kept)
+            kept = self._live.marked(mask)
+            if kept is None or len(kept):
+                others = thinner.thinned(group, self._others(chooser), num_rows, kept)
+                batch = self._joined(first, others, kept)
         self._reach(piece.row_stop)
         if batch is not None:
             yield self._part(piece, piece.row_start, batch, thinned=True)
@@ -342,7 +359,7 @@ class FileWalk:
                     for row, batch in others.rows(start, stop):
                         places = slice(row - start, row - start + batch.num_rows)
                         chosen = first.slice(places.start, batch.num_rows)
-                        kept = None if mask is None or mask[places].all() else self._live.marked(mask[places])
+                        kept = self._live.marked(mask, places)
                         if kept is None or len(kept):
                             taken = batch if kept is None else take_rows(batch, kept)
                             yield self._part(piece, row, self._joined(chosen, taken, kept), thinned=True)
@@ -390,9 +407,11 @@ class _LivePlaces:
             self._bits = self._plan.live_bits(self._start, self._stop)
         return self._of(self._bits.slice(start - self._start, stop - start))
 
-    def marked(self, mask: NDArray[np.bool_]) -> pa.UInt32Array:
-        """Return the places that a mask marks."""
-        return self._of(as_bits(mask))
+    def marked(self, mask: NDArray[np.bool_] | None, rows: slice = slice(None)) -> pa.UInt32Array | None:
+        """Return the places that a mask marks among some rows, or among all; None if it marks each of them."""
+        if mask is None or mask[rows].all():
+            return None
+        return self._of(as_bits(mask[rows]))
 
     def _of(self, bits: pa.BooleanArray) -> pa.UInt32Array:
         if len(self._ascending) < len(bits):
@@ -448,7 +467,8 @@ class Beside:
         while row < stop:
             batch = self._batch
             if batch is None or self._start + batch.num_rows <= row:
-                self._start += 0 if batch is None else batch.num_rows
+                if batch is not None:
+                    self._start += batch.num_rows
                 self._batch = next(self._source, None)
                 if self._batch is None:
                     raise other_rows(self._groups, stop, f"{stop - self._start} fewer")

@@ -74,15 +74,14 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
     """
     if isinstance(given, str):
         if given not in _READERS:
-            own = given in OWN or given.partition(":")[0] in SPELT_OUT
-            if not own and given not in installed_names(ENTRY_POINT_GROUP):
-                raise _unknown(given, path)
-            _READERS[given] = _own(given) if own else _installed(given)
+            _READERS[given] = _named(given, path)
         if verify_checksums:
             return _READERS[given]
         return _UNVERIFIED.get(given, _READERS[given])
-    if isinstance(given, Csv | Json):
-        return _own("csv" if isinstance(given, Csv) else "json", options=given)
+    if isinstance(given, Csv):
+        return _own("csv", options=given)
+    if isinstance(given, Json):
+        return _own("json", options=given)
     if not any(hasattr(given, method) for method in _METHODS):
         raise _unknown(given, path)
     _check_reader(given, "format")
@@ -143,16 +142,35 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
 def _unknown(given: Any, path: Any) -> ConfigError:
     """Return the error for a ``format=`` that is neither the name of a format nor a reader."""
     names = format_names()
-    first = path[0] if isinstance(path, list | tuple) and path else path
+    message = f"format must be one of {', '.join(map(repr, names))}, got {given!r}{_meant(given, path, names)}"
+    if isinstance(given, str):
+        return ConfigError(message)
+    return ConfigTypeError(message)
+
+
+def _meant(given: Any, path: Any, names: Sequence[str]) -> str:
+    """Return what may have been meant, for a message: the format of files that end as the path, or a like name."""
     known = _by_suffix(FORMATS)
-    ending = known.get(_last_suffix(str(first)).lower()) if isinstance(first, str | os.PathLike) else None
-    low = given.lower().lstrip(".") if isinstance(given, str) else ""
-    written = low if low in FORMATS else known.get(f".{low}")
-    hint = f"; did you mean {written}?" if written else did_you_mean(given, names)
-    return (ConfigError if isinstance(given, str) else ConfigTypeError)(
-        f"format must be one of {', '.join(map(repr, names))}, got {given!r}"
-        + (f"; the path ends as files of format={ending!r} do" if ending else hint)
-    )
+    if isinstance(path, list | tuple) and path:
+        path = path[0]
+    if isinstance(path, str | os.PathLike) and (ending := known.get(_last_suffix(str(path)).lower())):
+        return f"; the path ends as files of format={ending!r} do"
+    if isinstance(given, str):
+        low = given.lower().lstrip(".")
+        if low in FORMATS:
+            return f"; did you mean {low}?"
+        if f".{low}" in known:
+            return f"; did you mean {known[f'.{low}']}?"
+    return did_you_mean(given, names)
+
+
+def _named(name: str, path: Any) -> FormatReader:
+    """Make the reader of a format by its name."""
+    if name in OWN or name.partition(":")[0] in SPELT_OUT:
+        return _own(name)
+    if name not in installed_names(ENTRY_POINT_GROUP):
+        raise _unknown(name, path)
+    return _installed(name)
 
 
 def _own(name: str, **options: Any) -> FormatReader:
@@ -184,9 +202,11 @@ def _installed(name: str) -> FormatReader:
 
 def _check_reader(reader: Any, who: str) -> None:
     """Refuse what cannot be a format reader; `testing.check_format_reader` checks all of the contract."""
-    kind = reader.__name__ if isinstance(reader, type) else type(reader).__name__
     if isinstance(reader, type):
-        raise ConfigTypeError(f"{who} must be an instance of a format reader, got the class {kind}; call it first")
+        raise ConfigTypeError(
+            f"{who} must be an instance of a format reader, got the class {reader.__name__}; call it first"
+        )
+    kind = type(reader).__name__
     if missing := [method for method in _METHODS if not callable(getattr(reader, method, None))]:
         raise ConfigTypeError(f"{who} must be a FormatReader, but {kind} has no method {', '.join(missing)}")
     if not isinstance(name := getattr(reader, "name", None), str) or not name:

@@ -71,7 +71,9 @@ def with_instants(parsed: pq.FileMetaData, given: pa.Schema | None) -> pa.Schema
 def unit_of_instants(parsed: pq.FileMetaData, schema: pa.Schema) -> str | None:
     """Return the unit that `with_instants` chose; None for nanoseconds."""
     names = columns_of_instants(parsed)
-    for unit in _UNITS if names else ():
+    if not names:
+        return None
+    for unit in _UNITS:
         other = _schema_in(parsed, unit)
         if all(schema.field(name).type.equals(other.field(name).type) for name in names):
             return unit

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import offsets_of
+from torch_table_loader.arrow.datatypes import whole_type
 from torch_table_loader.planning.distinct import distinct
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ class KeySet:
     """
 
     def __init__(self, keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.int64] | None = None) -> None:
-        commits = np.zeros(len(keys[0]), dtype=np.int64) if commits is None else commits
+        if commits is None:
+            commits = np.zeros(len(keys[0]), dtype=np.int64)
         *columns, last = _distinct(keys, commits)
         self._commits = distinct(last)
         ranks = (np.searchsorted(self._commits, last) + 1).astype(np.min_scalar_type(len(self._commits)))
-        table = _NumberTable.of(columns[0], ranks) if len(columns) == 1 else None
-        self._found: _NumberTable | _HashTable = _HashTable(columns, ranks) if table is None else table
+        self._found = _table_of(columns, ranks)
 
     @property
     def num_bytes(self) -> int:
@@ -124,6 +125,12 @@ class _NumberTable:
         if column.null_count:
             missing[column.is_null().to_numpy(zero_copy_only=False)] = self._null <= rank
         return missing
+
+
+def _table_of(columns: Sequence[pa.Array], ranks: NDArray[Any]) -> _NumberTable | _HashTable:
+    if len(columns) == 1 and (numbers := _NumberTable.of(columns[0], ranks)) is not None:
+        return numbers
+    return _HashTable(columns, ranks)
 
 
 class _HashTable:
@@ -216,9 +223,13 @@ class KeyValues(ABC):
         same = self._same(rows, other, places)
         if self._valid is None and other._valid is None:
             return same
-        mine = np.True_ if self._valid is None else self._valid[rows]
-        theirs = np.True_ if other._valid is None else other._valid[places]
-        return same & np.equal(mine, theirs)
+        alike: Mask = np.equal(self._valid_at(rows), other._valid_at(places))
+        return same & alike
+
+    def _valid_at(self, rows: NDArray[np.intp]) -> Mask | np.bool_:
+        if self._valid is None:
+            return np.True_
+        return self._valid[rows]
 
     @abstractmethod
     def _hashed(self, so_far: Words) -> Words:
@@ -254,11 +265,11 @@ def mixed(so_far: Words, words: Any) -> Words:
 
 def integers(column: pa.Array) -> NDArray[Any]:
     """Return integers, dates and times as integers of their width; a null is any number."""
-    width = column.type.bit_width
-    plain = column.view(pa.int32() if width == 32 else pa.int64()) if width in (32, 64) else column
-    if plain.null_count:
-        plain = pc.fill_null(plain, 0)
-    numbers: NDArray[Any] = plain.to_numpy(zero_copy_only=False)
+    if column.type.bit_width in (32, 64):
+        column = column.view(whole_type(column.type))
+    if column.null_count:
+        column = pc.fill_null(column, 0)
+    numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return numbers
 
 
@@ -344,8 +355,9 @@ def _words(column: pa.Array) -> Sequence[Words]:
         numbers = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         numbers[np.isnan(numbers)] = np.nan  # of NaN there are many
         return [numbers.view(np.uint64)]
-    whole = column.cast(pa.int8()) if pt.is_boolean(kind) else column
-    return [integers(whole).astype(np.int64, copy=False).view(np.uint64)]
+    if pt.is_boolean(kind):
+        column = column.cast(pa.int8())
+    return [integers(column).astype(np.int64, copy=False).view(np.uint64)]
 
 
 def _words_of_bytes(column: pa.Array) -> Sequence[Words]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.arrays import take_rows
-from torch_table_loader.arrow.sound import sound_text
+from torch_table_loader.arrow.arrays import selected, take_rows
+from torch_table_loader.arrow.sound import sound_text, text_places
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
     BoundsReader,
@@ -277,6 +277,18 @@ class ParquetReader(
         return chunk_ranges(parse(_footer_of(file, meta)), file.version.num_bytes, groups, columns)
 
 
+class _Part(NamedTuple):
+    """How some columns of a row group come, which is the same for all row groups of a file.
+
+    Args:
+        texts: the places of columns with text.
+        as_asked: whether they come without others, and in the order in which they are asked for.
+    """
+
+    texts: list[int]
+    as_asked: bool
+
+
 class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
@@ -298,12 +310,16 @@ class ParquetFile(ThinningFile):
         self._source = source
         self._meta = meta
         self._instants = instants
-        self._readers = [each.reader for each in (handle, *(() if instants is None else (instants.handle,)))]
+        self._readers = [handle.reader]
+        if instants is not None:
+            self._readers.append(instants.handle.reader)
         self._coded = frozenset(coded)
         self._shares = shares
         self._values_at_once = sizes().parquet_values
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
+        self._parts: dict[tuple[str, ...], _Part] = {}
+        self._schemas: dict[tuple[str, ...], pa.Schema] = {}
         self._seen = seen_rows(meta.footer or b"")
         readable = handle.schema_arrow.names
         self._encrypted = frozenset(meta.schema.names).difference(readable) if len(readable) < len(meta.schema) else ()
@@ -317,9 +333,7 @@ class ParquetFile(ThinningFile):
             for batch in read:
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
-                yield from bounded(
-                    batch if batch.schema.names == wanted else batch.select(wanted), max(1, batch.num_rows)
-                )
+                yield from bounded(selected(batch, wanted), max(1, batch.num_rows))
 
     def _calls(self, groups: range, columns: list[str], max_rows: int) -> Iterator[tuple[list[int], int]]:
         """Divide row groups into calls of pyarrow, each with the rows of its first batch; 0: a row group is read whole.
@@ -362,7 +376,9 @@ class ParquetFile(ThinningFile):
         weight = fixed * num_rows + most
         if weight * max_rows <= limit * num_rows:
             return 0, 0
-        return weight, max(1, self._most_bytes // PARTS * num_rows // weight) if weight > limit else 0
+        if weight <= limit:
+            return weight, 0
+        return weight, max(1, self._most_bytes // PARTS * num_rows // weight)
 
     def _variable(self, names: tuple[str, ...]) -> tuple[int, list[int]]:
         if (known := self._leaves.get(names)) is None:
@@ -414,18 +430,25 @@ class ParquetFile(ThinningFile):
         """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
         at_once = max(1, self._values_at_once // max(1, self._rows_of(group)))
         at_once = max(1, len(columns)) if self._shares else at_once
-        tables = []
-        for start in range(0, max(1, len(columns)), at_once):
-            part = columns[start : start + at_once]
-            table = self._handle.read_row_group(group, columns=part, use_threads=self._shares)
-            if self._instants is not None:
-                table = self._instants.of_group(table, group, part)
-            tables.append(sound_text(table if table.column_names == part else table.select(part)))
-        if len(tables) > 1:
-            fields = [field for table in tables for field in table.schema]
-            arrays = [column for table in tables for column in table.columns]
-            tables = [pa.Table.from_arrays(arrays, schema=pa.schema(fields))]
-        return tables[0]
+        starts = range(0, max(1, len(columns)), at_once)
+        tables = [self._some(group, columns[start : start + at_once]) for start in starts]
+        if len(tables) == 1:
+            return tables[0]
+        names = tuple(columns)
+        if (schema := self._schemas.get(names)) is None:
+            schema = self._schemas[names] = pa.schema([field for table in tables for field in table.schema])
+        return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=schema)
+
+    def _some(self, group: int, columns: list[str]) -> pa.Table:
+        """Read a few columns of a row group at once; how they come is looked up at the first row group."""
+        table = self._handle.read_row_group(group, columns=columns, use_threads=self._shares)
+        if self._instants is not None:
+            table = self._instants.of_group(table, group, columns)
+        names = tuple(columns)
+        if (known := self._parts.get(names)) is None:
+            schema = pa.schema(map(table.schema.field, columns))
+            known = self._parts[names] = _Part(text_places(schema), table.column_names == columns)
+        return sound_text(table if known.as_asked else table.select(columns), known.texts)
 
     def _streamed(self, groups: list[int], columns: list[str], first: int, max_rows: int) -> Iterator[pa.RecordBatch]:
         """Stream row groups in batches of `max_rows`; if the first one is to have fewer, as many as they weigh."""
@@ -435,12 +458,14 @@ class ParquetFile(ThinningFile):
         if self._instants is not None:
             batches = self._instants.of_batches(batches, groups, columns, first)
         rows, num_bytes, num_rows = first, 0, 0
+        texts: list[int] | None = None
         while True:
             for reader in self._readers:
                 reader.set_batch_size(rows)  # streams of one file share it
             if (batch := next(batches, None)) is None:
                 break
-            yield sound_text(batch)
+            texts = text_places(batch.schema) if texts is None else texts
+            yield sound_text(batch, texts)
             if first < max_rows and batch.num_rows:
                 num_bytes, num_rows = num_bytes + batch.nbytes, num_rows + batch.num_rows
                 most = self._most_bytes // PARTS * batch.num_rows // max(1, batch.nbytes)

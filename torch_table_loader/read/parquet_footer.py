@@ -503,12 +503,14 @@ class FooterWalk:
                     length = self._varint()
                     place = self._place
                 place += length
-                shortest = length if shortest is None or length < shortest else shortest
+                if shortest is None or length < shortest:
+                    shortest = length
             elif kind in (_I32, _I64):
                 self._place = place
                 value = self._int()
                 place = self._place
-                nulls = value if field == _NULL_COUNT else nulls
+                if field == _NULL_COUNT:
+                    nulls = value
             elif kind not in (_TRUE, _FALSE):
                 self._place = place
                 self._skip(kind)
@@ -556,7 +558,9 @@ class FooterWalk:
             kinds: tuple[int, ...] = (header >> 4, header & 15)
         elif kind in (_LIST, _SET):
             header = self._byte()
-            count = self._varint() if header >> 4 == 15 else header >> 4
+            count = header >> 4
+            if count == 15:
+                count = self._varint()
             kinds = (header & 15,)
         else:
             raise ValueError(f"type {kind} does not exist")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.arrow.datatypes import is_string
+from torch_table_loader.arrow.datatypes import is_string, whole_type
 from torch_table_loader.predicates.facts import NULL, Facts, Path, UndecidedError, ordinal, predicate_of
 from torch_table_loader.read.by_id import places_of
 from torch_table_loader.read.parquet_footer import refuse_unsafe
@@ -139,7 +139,9 @@ def _facts(leaf: _Leaf, group: pq.RowGroupMetaData) -> Facts:
 
 def _value(leaf: _Leaf, raw: Any) -> pa.Scalar:
     if is_string(leaf.stored):
-        return pa.scalar(raw.decode("utf-8") if isinstance(raw, bytes) else raw, leaf.kind)
+        if isinstance(raw, bytes):
+            raw = raw.decode("utf-8")
+        return pa.scalar(raw, leaf.kind)
     if pt.is_temporal(leaf.stored):
-        return pa.scalar(raw, pa.int32() if leaf.kind.bit_width == 32 else pa.int64()).cast(leaf.kind)
+        return pa.scalar(raw, whole_type(leaf.kind)).cast(leaf.kind)
     return pa.scalar(raw, leaf.kind)

@@ -74,7 +74,10 @@ def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Seq
         low = high = stored + _OFFSET_BYTES * values
         if not _REPEATING.isdisjoint(chunk.encodings):
             said = _said(footer, group, leaf)
-            low, high = (low, stored * values) if said is None else (said, said)
+            if said is None:
+                high = stored * values
+            else:
+                low = high = said
         least, most = least + low, most + max(low, high)
     return Decoded(least, most, row_group.num_rows)
 

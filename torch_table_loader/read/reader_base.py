@@ -13,6 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.arrays import selected
 from torch_table_loader.arrow.datatypes import is_text
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
@@ -42,6 +43,8 @@ Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 
 PARTS = 4
 """Parts of `dictionary_bytes` in which what may be more is decoded."""
+
+_DICTIONARY = pa.dictionary(pa.int8(), pa.null()).id
 
 
 class WithoutStatistics(FormatReader):
@@ -96,9 +99,12 @@ class WholeGroups(WithoutStatistics, RangedReader, HoldingReader):
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        places = meta.group_ranges
-        found = [[places[group]] if columns and places is not None else [] for group in groups]
-        return [[*meta.opening, *each] if place == 0 else each for place, each in enumerate(found)]
+        found: list[list[tuple[int, int]]] = [[] for _ in groups]
+        if columns and meta.group_ranges is not None:
+            found = [[meta.group_ranges[group]] for group in groups]
+        if found:
+            found[0] = [*meta.opening, *found[0]]
+        return found
 
 
 class GroupedFile(OpenFile):
@@ -141,7 +147,7 @@ class SequentialFile(OpenFile):
         self._sources.append(source)
         wanted = list(columns)
         for batch in self._decode(source, wanted):
-            yield from bounded(batch if batch.schema.names == wanted else batch.select(wanted), max_rows)
+            yield from bounded(selected(batch, wanted), max_rows)
 
     @override
     def close(self) -> None:
@@ -177,9 +183,13 @@ def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
 
 def one_group(schema: pa.Schema, num_rows: int, file: DataFile, column_bytes: Sequence[int] | None = None) -> FileMeta:
     """Return the metadata of a file that is one row group, as large as the file, or none if it has no rows."""
-    decoded = None if column_bytes is None else tuple(column_bytes)
-    rows, sizes = ((num_rows,), (file.version.num_bytes,)) if num_rows else ((), ())
-    return FileMeta(schema=schema, group_rows=rows, group_bytes=sizes, column_bytes=decoded)
+    if column_bytes is not None:
+        column_bytes = tuple(column_bytes)
+    rows: tuple[int, ...] = ()
+    num_bytes: tuple[int, ...] = ()
+    if num_rows:
+        rows, num_bytes = (num_rows,), (file.version.num_bytes,)
+    return FileMeta(schema, rows, num_bytes, column_bytes=column_bytes)
 
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
@@ -213,7 +223,7 @@ def _cuts_of_dictionaries(batch: pa.RecordBatch) -> list[int]:
     """
     cuts = set[int]()
     for place, kind in enumerate(batch.schema.types):
-        if not pa.types.is_dictionary(kind) or not is_text(kind.value_type) or not batch.num_rows:
+        if kind.id != _DICTIONARY or not is_text(kind.value_type) or not batch.num_rows:
             continue
         column, most = batch.column(place), sizes().dictionary_bytes
         lengths = pc.fill_null(pc.binary_length(column.dictionary).cast(pa.int64()), 0)

@@ -100,10 +100,13 @@ class TaskReader:
             raise ConfigError(f"TaskReader needs a FileMeta for each file, got {len(files)} and {len(metas)}")
         if max_rows < 1:
             raise ConfigError(f"max_rows must be at least 1, got {max_rows}")
+        if deletes is None:
+            deletes = Deletes(storage)
+        self._filter_columns: tuple[str, ...] = ()
         if filters is not None:
             filters = check_filter(filters, table_schema)
+            self._filter_columns = _named((filters,), table_schema)
         self._filters = filters
-        self._filter_columns = () if filters is None else _named((filters,), table_schema)
         self._storage = storage
         self._files = files
         self._metas = metas
@@ -112,7 +115,7 @@ class TaskReader:
         self._bases = row_id_bases
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._deletes = Deletes(storage) if deletes is None else deletes
+        self._deletes = deletes
         self._stage = stage
         self._conformers = SharedConformers()
         self._shares = False
@@ -193,9 +196,11 @@ class TaskReader:
             for part in parts if self._stage is None else _staged(self._stage, parts):
                 counts.add(part)
                 start = min(skip, part.num_live)
-                stop = part.num_live if take < 0 else min(part.num_live, start + take)
+                stop = part.num_live
                 skip -= start
-                take -= 0 if take < 0 else stop - start
+                if take >= 0:
+                    stop = min(stop, start + take)
+                    take -= stop - start
                 # What a stage makes of a part comes as one: it is bounded by the rows of the part.
                 most = self._max_rows if self._stage is None else max(1, stop - start)
                 for first in range(start, stop, most):
@@ -220,16 +225,22 @@ class TaskReader:
         stage says it.
         """
         decided = self._decided(task.file_index)
-        apart = self._apart if decided is None else ()
+        apart = self._counted_apart(decided)
         wanted = self._to_count(task, apart)
         found = wanted if isinstance(wanted, list) else self._read_to_count(task, wanted, apart, storage)
         if decided is None:
             return found
         return [found[0] if passes else summed((), len(task.segments)) for passes in decided]
 
+    def _counted_apart(self, decided: Sequence[bool] | None) -> Sequence[Any]:
+        """Return the filters of `counting` whose rows are counted; none if the partition decides them all."""
+        if decided is None:
+            return self._apart
+        return ()
+
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `counted` asks for: see `needs`."""
-        wanted = self._to_count(task, self._apart if self._decided(task.file_index) is None else ())
+        wanted = self._to_count(task, self._counted_apart(self._decided(task.file_index)))
         if isinstance(wanted, list):
             return None
         return self._needs(wanted)
@@ -282,8 +293,7 @@ class TaskReader:
             _check_found(plan.file, task.segments, [plan.live_rows(segment) for segment in task.segments])
         planned, owners = self._fitted(plan, task.segments)
         segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
-        runs = self._runs(plan, segments) if take else []
-        if runs:
+        if take and (runs := self._runs(plan, segments)):
             return _ToRead(plan, segments, runs, skip, take, owners)
         return None
 
@@ -297,14 +307,15 @@ class TaskReader:
     def _to_count(self, task: ReadTask, apart: Sequence[Any]) -> _ToRead | list[list[Counted]]:
         """Return what `counted` reads, or the counts where they are known."""
         reads, number = self._reads_to_count, len(task.segments)
-        plan = self._plan(task.file_index, tuple(dict.fromkeys((*reads, *self._apart_columns))) if apart else reads)
+        if apart:
+            reads = tuple(dict.fromkeys((*reads, *self._apart_columns)))
+        plan = self._plan(task.file_index, reads)
         if plan.empty:
             return [summed((), number) for _ in apart or (None,)]
         if self._knows_live(plan) and not apart:
             return [[(plan.live_rows(segment), None) for segment in task.segments]]
         segments, owners = self._fitted(plan, task.segments)
-        known = None if apart else self._known_counts(task.file_index, plan, segments)
-        if known is not None:
+        if not apart and (known := self._known_counts(task.file_index, plan, segments)) is not None:
             return [summed(zip(owners, known, strict=True), number)]
         runs = plan_runs(segments, plan.group_starts, merge=False)
         if runs:
@@ -537,7 +548,9 @@ def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_id
             f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
         )
     fields = [table_schema.field(name) for name in columns]
-    return pa.schema([*fields, pa.field(ROW_ID, pa.int64(), nullable=False)] if row_ids else fields)
+    if row_ids:
+        fields.append(pa.field(ROW_ID, pa.int64(), nullable=False))
+    return pa.schema(fields)
 
 
 def _check_found(

@@ -68,7 +68,9 @@ def shown(protocol: str, path: str) -> str:
     """
     if protocol in LOCAL_PROTOCOLS:
         return path
-    return shown_url(path if protocol in HTTP_PROTOCOLS else f"{protocol}://{path.lstrip('/')}")
+    if protocol not in HTTP_PROTOCOLS:
+        path = f"{protocol}://{path.lstrip('/')}"
+    return shown_url(path)
 
 
 def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
@@ -94,8 +96,9 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
             "a chained URL (protocol::protocol://) is not supported as a path; "
             "name the outer protocol alone and pass target_protocol and target_options in storage_options"
         )
-    match = _PROTOCOL.match(url)
-    protocol = match[1].lower() if match else "file"
+    protocol = "file"
+    if match := _PROTOCOL.match(url):
+        protocol = match[1].lower()
     if protocol in LOCAL_PROTOCOLS:
         return Address("file", _local_path(url))
     if protocol in S3_PROTOCOLS:

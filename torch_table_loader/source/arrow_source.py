@@ -24,7 +24,7 @@ import pyarrow.types as pt
 import xxhash
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.arrays import offsets_of, plain, relisted
+from torch_table_loader.arrow.arrays import nulls_of, offsets_of, plain, relisted
 from torch_table_loader.arrow.datatypes import (
     ElementType,
     children_of,
@@ -221,7 +221,7 @@ def _settled_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _made_again(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    mask = array.is_null() if array.null_count else None
+    mask = nulls_of(array)
     if pt.is_dictionary(kind):
         values = _settled_array(array.dictionary, kind.value_type)
         return pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
@@ -478,7 +478,8 @@ def _feed(array: pa.Array, name: str, hashes: dict[str, _Stream]) -> None:
     stream.count += len(array)
     if pt.is_null(array.type):
         return
-    array = array.drop_null() if array.null_count else array
+    if array.null_count:
+        array = array.drop_null()
     for place, inner in enumerate(_inside(array, stream.lengths.update)):
         _feed(inner, f"{name}.{place}", hashes)
     if not pt.is_nested(array.type):

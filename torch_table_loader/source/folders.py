@@ -247,7 +247,8 @@ def format_of_folder(path: str, storage_options: Mapping[str, Any] | None) -> st
             return "delta"
         with suppress(AccessRefusedError):  # the caller may be allowed to read only the files
             hint = storage.probe(f"{root}/metadata/version-hint.text")
-            return None if hint is None or hint.is_dir else "iceberg"
+            if hint is not None and not hint.is_dir:
+                return "iceberg"
     finally:
         storage.close()
     return None
@@ -263,19 +264,19 @@ def _above(root: str) -> Iterator[str]:
 
 
 def _folder(storage: FileStorage, path: str) -> list[Found]:
-    try:
+    with suppress(AccessRefusedError):  # the caller may be allowed to read only the table
         found = storage.stat(f"{path}/")
-        return [Found(path, None)] if found is not None and found.is_dir else []
-    except AccessRefusedError:  # the caller may be allowed to read only the table
-        return []
+        if found is not None and found.is_dir:
+            return [Found(path, None)]
+    return []
 
 
 def _inside(storage: FileStorage, path: str) -> list[Found]:
-    try:
+    with suppress(AccessRefusedError):
         found = storage.probe(f"{path}/")
-        return storage.walk(path, recursive=False) if found is not None and found.is_dir else []
-    except AccessRefusedError:
-        return []
+        if found is not None and found.is_dir:
+            return storage.walk(path, recursive=False)
+    return []
 
 
 def _iceberg(storage: FileStorage, table: str, found: list[Found]) -> str:
@@ -302,6 +303,9 @@ def _hudi(_: FileStorage, table: str, __: list[Found]) -> str:
 
 def _age(metadata: Found) -> tuple[int, int, str]:
     """Return a sort key for metadata files: the number that their names begin with, then the time."""
-    number = _VERSION.match(metadata.path.rpartition("/")[2])
-    written = metadata.version.mtime_ns if metadata.version is not None else None
-    return int(number[1]) if number else -1, written or 0, metadata.path
+    number, written = -1, 0
+    if (match := _VERSION.match(metadata.path.rpartition("/")[2])) is not None:
+        number = int(match[1])
+    if metadata.version is not None and metadata.version.mtime_ns is not None:
+        written = metadata.version.mtime_ns
+    return number, written, metadata.path

@@ -122,8 +122,9 @@ def named_files(
         root = common_root([parent_of(entry) for entry in paths])
     else:
         root = common_root([entry.rstrip("/") for entry in paths])
-        names = read_files(files) if isinstance(files, str) else files
-        paths = [f"{root}/{name}" if root else name for name in names]
+        if isinstance(files, str):
+            files = read_files(files)
+        paths = [f"{root}/{name}" if root else name for name in files]
     listings: list[_Listing] = [(_versions(storage, paths), ())]
     return _source(storage, root, listings, reader, by_name, choose, schema)
 
@@ -164,8 +165,11 @@ def _source(
     if reader is None and choose is not None:
         known = (entry for found, _ in listings for entry in filter(has_bytes, found))
         reader, by_name = choose([_relative(storage, root, entry.path) for entry in known]), True
-    naming = None if isinstance(reader, str) else reader
-    format_name = reader if isinstance(reader, str) else "" if reader is None else reader.name
+    naming, format_name = None, ""
+    if isinstance(reader, str):
+        format_name = reader
+    elif reader is not None:
+        naming, format_name = reader, reader.name
     pairs = [entry for found, seen in listings for entry in pair(storage, found, seen, naming)]
     names = _names(storage, root, [entry.data for entry in pairs])
     above = hive_root(_decoded(storage, root))
@@ -220,16 +224,17 @@ def is_hidden(name: str, allowed: str = "") -> bool:
 
 
 def _entries(path: PathLike | Sequence[PathLike] | None) -> Sequence[PathLike]:
-    entries: Any = [path] if isinstance(path, str | os.PathLike) else path
-    if not isinstance(entries, Sequence):
+    if isinstance(path, str | os.PathLike):
+        return [path]
+    if not isinstance(path, Sequence):
         in_memory = hasattr(path, "__arrow_c_stream__") or hasattr(path, "to_records")  # such as pandas' frames
         raise ConfigTypeError(
             f"path must be a string, an os.PathLike, or a list of them, got {type(path).__name__}"
             + ("; pass source= for rows in memory" if in_memory else "")
         )
-    if not entries:
+    if not path:
         raise ConfigError("path is an empty list; name at least one directory, glob or file")
-    return entries
+    return path
 
 
 def _listed(
@@ -242,7 +247,9 @@ def _listed(
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
         root = common_root([start.root for start in starts])
-        begun = at_once(partial(_expand, storage), starts) if files is None else ()
+        begun: Iterable[_Listing] = ()
+        if files is None:
+            begun = at_once(partial(_expand, storage), starts)
         roots, walked = {start.root for start in starts}, {start.root for start in starts if start.deep}
         looks = look_around(pool, storage, roots, walked)
         if files is None:

@@ -27,7 +27,9 @@ class ListingBounds:
             StorageError: there are too many of them, or too many pages in a row named none.
         """
         self._named += named
-        self._without = 0 if named else self._without + 1
+        self._without += 1
+        if named:
+            self._without = 0
         if self._named > (most := sizes().listed_files):
             raise self._endless(f"it names more than {most:,} files and folders")
         if self._without > (pages := sizes().pages_without_files):

@@ -169,9 +169,9 @@ class PlanCache(Plans):
 
     @override
     def get(self, file: DataFile) -> CacheEntry | None:
-        key = self._key(file)
-        data = None if key is None else self._read(key, file.name)
-        if data is None:
+        if (key := self._key(file)) is None:
+            return None
+        if (data := self._read(key, file.name)) is None:
             return None
         entry, locals_then = _decode(data)
         if all(map(same_local, locals_then, _locals(file))):
@@ -304,10 +304,14 @@ def _decode(data: bytes) -> tuple[CacheEntry, list[LocalVersion | None]]:
     text, _, rest = data.partition(b"\0")
     fields = load_json(text, "the plan cache")
     schema = pa.ipc.read_schema(pa.py_buffer(rest[: fields["schema"]]))
-    footer = rest[fields["schema"] :] if fields["footer"] else None
-    ranges = None if fields["ranges"] is None else tuple(map(tuple, fields["ranges"]))
+    footer = ranges = decoded = None
+    if fields["footer"]:
+        footer = rest[fields["schema"] :]
+    if fields["ranges"] is not None:
+        ranges = tuple(map(tuple, fields["ranges"]))
+    if fields["decoded"] is not None:
+        decoded = tuple(fields["decoded"])
     opening = tuple(map(tuple, fields["opening"]))
-    decoded = None if fields["decoded"] is None else tuple(fields["decoded"])
     meta = FileMeta(schema, tuple(fields["rows"]), tuple(fields["bytes"]), footer, ranges, opening, decoded)
     entry = CacheEntry(meta, {name: tuple(counts) for name, counts in fields["counts"].items()})
     return entry, [None if each is None else LocalVersion(*each) for each in fields["local"]]

@@ -169,13 +169,14 @@ class TableRequest(ABC):
 
         `known` has the other fields of `SnapshotFiles`.
         """
-        noun, did = self.pin.removesuffix("_id"), "changed" if self.changelog else "appended"
+        noun, form = self.pin.removesuffix("_id"), "1"
         at = f"no {noun} (an empty table)" if snapshot_id is None else f"{noun} {snapshot_id}"
         ids: list[Any] = [table_id, snapshot_id]
-        form = "1"
         if self.start is not None:
+            did, form = "appended", "appended 1"
+            if self.changelog:
+                did, form = "changed", "changelog 1"
             at += f", rows {did} after {noun} {self.start}"
-            form = "changelog 1" if self.changelog else "appended 1"
             ids.insert(1, self.start)
         which = "\n".join([f"{self.format} {form}", *map(str, ids)])
         return SnapshotFiles(
@@ -319,7 +320,8 @@ class Types:
         Decimal128Type(decimal128(9, 2))
         """
         known = self.primitives.get(kind)
-        known = self.others(kind) if known is None else known
+        if known is None:
+            known = self.others(kind)
         if known is not None:
             return known
         if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
@@ -407,7 +409,11 @@ class History(ABC):
 
     def files(self, *, changelog: bool) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
         """Return the files whose rows were appended or, for a changelog, came or went, and notes."""
-        changes = list(self._changes() if changelog else self._appended())
+        found, what = self._appended(), "files"
+        columns: Sequence[Column] = ()
+        if changelog:
+            found, what, columns = self._changes(), "changed files", self.columns
+        changes = list(found)
         kept = [(file, values) for file, values in changes if file.path not in self.pruned]
         self.storage.require(file.path for file, _ in kept)
         self.storage.require(delete.file.path for file, _ in kept for delete in file.deletes)
@@ -416,10 +422,9 @@ class History(ABC):
         if replaced and not changelog:
             notes.append(f"nothing is read from {self._noun}s {', '.join(replaced)}, which replace files")
         if self.filtered:
-            what = "changed files" if changelog else "files"
             pruned = len(changes) - len(kept)
             notes.append(f"the filter prunes {pruned:,} of {len(changes):,} {what} by partition values and statistics")
-        return _marked(kept, self.columns if changelog else ()), tuple(notes)
+        return _marked(kept, columns), tuple(notes)
 
     def _appended(self) -> Iterator[tuple[DataFile, tuple[Any, ...]]]:
         """Yield each file whose rows were appended.
@@ -534,6 +539,8 @@ def _marked(changed: Iterable[tuple[DataFile, tuple[Any, ...]]], columns: Sequen
             constants = {column.field_id: value for column, value in zip(columns, values, strict=True)}
             shared[key] = replace(file.columns, constants={**file.columns.constants, **constants})
         pairs = tuple((column.name, value) for column, value in zip(columns, values, strict=True))
-        name = file.name if nth == 1 else f"{file.name}#{nth}"
+        name = file.name
+        if nth > 1:
+            name += f"#{nth}"
         files.append(replace(file, name=name, columns=shared[key], partition=(*file.partition, *pairs)))
     return tuple(files)

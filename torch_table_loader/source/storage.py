@@ -92,7 +92,9 @@ class FileStorage:
     @property
     def place(self) -> str:
         """A name for the store without secrets: equal paths in two places are different files."""
-        options = {} if self.is_local else public_options(self.options)
+        options = {}
+        if not self.is_local:
+            options = public_options(self.options)
         digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
         return f"{self.protocol}:{digest[:16]}"
 
@@ -214,7 +216,9 @@ class FileStorage:
         return known is not None and (self.login is None or self.login(None) == known.options)
 
     def _connect(self, path: str) -> _Connection:
-        options = self.options if self.login is None else self.login(None)
+        options = self.options
+        if self.login is not None:
+            options = self.login(None)
         try:
             return _Connection(options, connect(self.protocol, options))
         except (TypeError, ValueError, KeyError) as error:
@@ -274,7 +278,9 @@ class FileStorage:
         except TypeError as error:  # s3fs passes options on and reports wrong ones at its first request
             raise self._errors.misfit(error, self.client_name) from self._errors.scrubbed(error, path)
         except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
-            tried = "" if attempts is None else attempts.note
+            tried = ""
+            if attempts is not None:
+                tried = attempts.note
             raise self._errors.failure(error, path, tried) from self._errors.scrubbed(error, path)
         except BaseException as error:
             # obstore panics at some options; its class is no Exception, and has no public name.

@@ -85,7 +85,8 @@ class StoreErrors:
 
     def _scrub(self, text: str, path: str, *, whole: bool = False) -> str:
         of_url = secrets_of({"path": path}) if self.protocol in HTTP_PROTOCOLS else ()
-        text = text if whole else in_brief(text)
+        if not whole:
+            text = in_brief(text)
         if self.protocol in HTTP_PROTOCOLS and "?" in path:  # its client may encode it in another way
             text = _QUERY.sub(rf"\1?{HIDDEN}", text)
         return scrub(text, (*secrets_of(self.options), *secrets_of(self.renewed), *of_url))

@@ -221,9 +221,10 @@ class TableStorage:
             ConfigError: one of them is wrong.
         """
         overrides, allowed = read_overrides(location_override), read_areas(allow_locations)
-        known = of_the_store(storage_options) if options is None else options
+        if options is None:
+            options = of_the_store(storage_options)
         retry_seconds = RemoteOptions.of(storage_options).retry_seconds
-        return cls(location, {}, known, overrides, None, allowed, retry_seconds)
+        return cls(location, {}, options, overrides, None, allowed, retry_seconds)
 
     @staticmethod
     def place_of(path: str) -> tuple[Place, str]:
@@ -379,7 +380,9 @@ class TableStorage:
             return self._stores.setdefault(place, FileStorage("file")), inner
         address = parse_address(moved)
         if (store := self._stores.get(place)) is None:
-            login = partial(self._login, self.provider, place, address.login) if self.provider else None
+            login = None
+            if self.provider:
+                login = partial(self._login, self.provider, place, address.login)
             options = self._options_of(place, address.login)
             store = FileStorage(address.protocol, options, self.retry_seconds, login)
             store = self._stores.setdefault(place, store)
@@ -392,11 +395,14 @@ class TableStorage:
         gets none. For a table on this machine, which takes no options, they can only be meant for other places.
         """
         stores = far()
-        known = stores.s3_properties(self.known()) if place.family == "s3" else ()
-        root = self._root
+        layers, root = [of_url], self._root
+        if place.family == "s3":
+            layers += stores.s3_properties(self.known())
         own = place in (root, *(area.place for area in self._overridden))
         alike = place.family not in HTTP_PROTOCOLS and (root.is_local or place.family == root.family)
-        return stores.store_options(place.family, of_url, *known, self.options if own or alike else {})
+        if own or alike:
+            layers.append(self.options)
+        return stores.store_options(place.family, *layers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what is needed to connect again."""

@@ -292,9 +292,10 @@ def _check_room(place: Path, spec: StoreSpec, known: Part | None = None, codes_b
     A known, finished chunk is a better guide to the columns of variable width than the estimate. `codes_bytes` are
     those of the codes of its strings.
     """
-    itemsize = spec.layout.value_dtype.itemsize
-    of_known = 0 if known is None else known.heap_bytes + known.num_values * itemsize + codes_bytes
-    variable = 0 if known is None else of_known * spec.num_rows // max(1, known.rows)
+    variable = 0
+    if known is not None:
+        of_known = known.heap_bytes + known.num_values * spec.layout.value_dtype.itemsize + codes_bytes
+        variable = of_known * spec.num_rows // max(1, known.rows)
     num_bytes = spec.num_bytes + max(0, variable - spec.variable_bytes)
     needed = int(num_bytes * (1 + _SPARE)) - _bytes_there(place)
     free = shutil.disk_usage(place).free

@@ -58,8 +58,12 @@ class Sink(ABC):
 def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], sink: Sink) -> Part:
     """Write one chunk."""
     layout = spec.layout
-    heap: ChunkFile | _ChunkList | None = sink.heap(chunk, layout.heap_schema) if layout.heap else None
-    values: ChunkFile | _ChunkList | None = sink.values(chunk) if layout.flat else None
+    heap: ChunkFile | _ChunkList | None = None
+    values: ChunkFile | _ChunkList | None = None
+    if layout.heap:
+        heap = sink.heap(chunk, layout.heap_schema)
+    if layout.flat:
+        values = sink.values(chunk)
     with heap or nullcontext(), values or nullcontext():
         shared = _SharedFiles(spec, chunk, sink)
         for batch in batches:
@@ -71,17 +75,13 @@ def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], 
     sums = {
         name: checksum.intdigest() for name, checksum in shared.sums.items() if name != NULLS or shared.null_columns
     }
+    heap_bytes = num_values = 0
     if heap is not None:
-        sums[heap_file(chunk)] = heap.checksum
+        sums[heap_file(chunk)], heap_bytes = heap.checksum, heap.num_bytes
     if values is not None:
         sums[values_file(chunk)] = values.checksum
-    return Part(
-        shared.rows,
-        sums,
-        0 if heap is None else heap.num_bytes,
-        0 if values is None else values.num_bytes // layout.value_dtype.itemsize,
-        tuple(sorted(shared.null_columns)),
-    )
+        num_values = values.num_bytes // layout.value_dtype.itemsize
+    return Part(shared.rows, sums, heap_bytes, num_values, tuple(sorted(shared.null_columns)))
 
 
 class _SharedFiles:
@@ -177,13 +177,11 @@ def naming_disk_errors(place: Path) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = (
-            "make room, or pass row_store= another folder; what is built stays, and the next build continues from there"
-            if full
-            else "pass row_store= a folder that can be written"
-        )
-        what = "the disk is full" if full else "it cannot be written"
+        what, remedy = "it cannot be written", "pass row_store= a folder that can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = "the disk is full"
+            remedy = "make room, or pass row_store= another folder; what is built stays, and the next build continues"
+            remedy += " from there"
         kind = store_error_type(error, missing=StorageError)
         raise kind(f"building the row store in {str(place)!r}: {what} ({error}); {remedy}") from error
 
@@ -281,8 +279,7 @@ class _HeapFile(ArrowFile):
     @override
     def __exit__(self, raised: object, *rest: object) -> None:
         super().__exit__(raised, *rest)
-        found = self._strings.finish()[0] if raised is None else {}
-        if not found:
+        if raised is not None or not (found := self._strings.finish()[0]):
             return
         table = pa.table({name: pa.chunked_array(parts) for name, parts in found.items()})
         with ArrowFile(self._codes_path, table.schema) as file:

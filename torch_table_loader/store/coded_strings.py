@@ -115,7 +115,10 @@ class ChunkStrings:
         for name, strings in self._found.items():
             if not strings.pay():
                 self._differing.add(name)
-            (given_up if name in self._differing else found)[name] = strings.parts()
+            into = found
+            if name in self._differing:
+                into = given_up
+            into[name] = strings.parts()
         self._found.clear()
         return found, given_up
 

@@ -25,6 +25,7 @@ from torch_table_loader.arrow.arrays import (
     values_from,
 )
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
+from torch_table_loader.arrow.copied_runs import COPIED_BYTES, copied_runs
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError, TableError
@@ -58,9 +59,6 @@ PAGE = 4096
 GAP_PAGES = 4
 """Unneeded pages that are read to avoid a second request: 16 KiB."""
 REQUEST_PAGES = 1024
-
-_LONG = 48
-"""From this many values a list on, copying each list costs less than computing the index of each value."""
 
 _WIDE = 8
 """From this many values side by side on, copying row by row costs less than column by column."""
@@ -104,12 +102,13 @@ class ListValues:
         *,
         counts: Ints | None = None,
     ) -> None:
-        sizes = [len(stretch) for stretch in stretches] if counts is None else counts
-        self._sizes = np.array(sizes, dtype=np.int64)
-        one = counts is not None
-        self._array = np.zeros(len(starts), np.int64) if one else np.arange(len(starts))
+        self._array, self._begin = np.arange(len(starts)), np.zeros(len(starts), np.int64)
         """The array of each stretch, and where in it the stretch begins."""
-        self._begin = np.cumsum(self._sizes) - self._sizes if one else np.zeros(len(starts), np.int64)
+        if counts is None:
+            self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
+        else:
+            self._sizes = np.array(counts, dtype=np.int64)
+            self._array, self._begin = self._begin, np.cumsum(self._sizes) - self._sizes
         self.placed = placed
         if placed is not None and len(stretches):
             tokens = np.array(placed.added, stretches[0].dtype[0]).view(stretches[0].dtype)
@@ -309,7 +308,9 @@ class StoredRows:
         Yields:
             A store to gather the rows from, the places of the block in it, and the note.
         """
-        for places, note in blocks if self.read_ahead is None else self.read_ahead.windows(blocks, most_blocks):
+        if self.read_ahead is not None:
+            blocks = self.read_ahead.windows(blocks, most_blocks)
+        for places, note in blocks:
             yield self, places, note
 
     def ids(self, places: Ints) -> Ints:
@@ -359,8 +360,9 @@ class StoredRows:
             if bits is not None and slot.column in self.null_columns:
                 nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
             columns[slot.column] = _array(slot, bare, nulls)
-        coded: Mapping[int, bool] = {} if self.strings is None else self.strings.columns
+        coded: Mapping[int, bool] = {}
         if self.strings is not None:
+            coded = self.strings.columns
             for column, array in zip(coded, self.strings.gather(places), strict=True):
                 columns[column] = array
         others = [column for column in self.layout.heap if column not in coded]
@@ -494,12 +496,20 @@ def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8]) -> list[NDAr
     return found
 
 
+def _validity(nulls: NDArray[Any] | None) -> pa.Buffer | None:
+    """Return Arrow's bits for values of which some are null; None if none is."""
+    if nulls is None:
+        return None
+    return pa.py_buffer(np.packbits(nulls == 0, bitorder="little"))
+
+
 def _flat(kind: pa.DataType, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:
-    valid = None if nulls is None else pa.py_buffer(np.packbits(nulls == 0, bitorder="little"))
-    stored = np.packbits(values, bitorder="little") if pt.is_boolean(kind) else values
+    stored = values
+    if pt.is_boolean(kind):
+        stored = np.packbits(values, bitorder="little")
     if stored.dtype.kind == "V":
         stored = stored.view(np.uint8)
-    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(stored)])
+    return pa.Array.from_buffers(kind, len(values), [_validity(nulls), pa.py_buffer(stored)])
 
 
 def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], num_rows: int) -> pa.Array:
@@ -519,7 +529,8 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
         begins[rows] = first = offsets[places]
         lengths[rows] = offsets[places + 1] - first
         if array.null_count:
-            nulls = np.zeros(num_rows, np.bool_) if nulls is None else nulls
+            if nulls is None:
+                nulls = np.zeros(num_rows, np.bool_)
             nulls[rows] = null_mask(array)[places]
     if nulls is not None:
         lengths[nulls] = 0
@@ -527,6 +538,11 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
     total = int(lengths.sum())
     refuse_too_many(kind, total)
     stored = [stored_values(array) for array, _, _ in parts]
+    if total * stored[0].itemsize > COPIED_BYTES * num_rows:
+        before = np.cumsum([0, *map(len, stored[:-1])]).tolist()
+        for start, (_, _, rows) in zip(before, parts, strict=True):
+            begins[rows] += start
+        return lists_of(kind, lengths, values_from(kind.value_type, copied_runs(stored, begins, lengths)), nulls)
     values = new_array((total,), stored[0].dtype)
     for some, (_, _, rows) in zip(stored, parts, strict=True):
         _copy(some, values, begins[rows], (ends - lengths)[rows], lengths[rows])
@@ -534,13 +550,8 @@ def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], 
 
 
 def _copy(stored: NDArray[Any], values: NDArray[Any], sources: Ints, targets: Ints, lengths: Ints) -> None:
-    """Copy runs of values from positions `sources` to positions `targets`."""
-    total = int(lengths.sum())
-    if total >= _LONG * len(lengths):
-        for source, target, length in zip(sources.tolist(), targets.tolist(), lengths.tolist(), strict=True):
-            values[target : target + length] = stored[source : source + length]
-        return
-    step = max(1, sizes().list_indices * len(lengths) // max(total, 1))
+    """Copy short runs of values from positions `sources` to positions `targets`."""
+    step = max(1, sizes().list_indices * len(lengths) // max(int(lengths.sum()), 1))
     for start in range(0, len(lengths), step):
         some = slice(start, start + step)
         counts = lengths[some]

@@ -61,10 +61,12 @@ def open_store(
     if touched:
         with suppress(OSError):  # so that the next one need not read it all again; the folder may be read-only
             write_manifest(place, spec, manifest.parts, manifest.whole, manifest.codes)
-    unread = () if manifest.heap_names else {heap_file(chunk) for chunk in range(len(manifest.parts))}
+    chunks, unread = range(len(manifest.parts)), frozenset[str]()
+    if not manifest.heap_names:
+        chunks, unread = range(0), frozenset(map(heap_file, chunks))
     names = [name for name, (length, *_) in manifest.files.items() if length and name not in unread]
     files = {name: mapping(place / name) for name in names}
-    origin, chunks = Origin(place.name), range(len(manifest.parts)) if manifest.heap_names else ()
+    origin = Origin(place.name)
     with Threads(threads, "table-loader-verify", joined=True) as pool:
         if not (touched or contents):
             compare(manifest.opening_sums(share), files, origin, pool.map)

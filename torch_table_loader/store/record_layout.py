@@ -172,7 +172,9 @@ class RecordLayout:
                     nulls = np.zeros((batch.num_rows, self.null_width * 8), dtype=np.bool_)
                 nulls[:, slot.bit : slot.bit + slot.kind.null_bits] = missing
                 null_columns.add(slot.column)
-        return values, None if nulls is None else np.packbits(nulls, axis=1, bitorder="little"), null_columns
+        if nulls is None:
+            return values, None, null_columns
+        return values, np.packbits(nulls, axis=1, bitorder="little"), null_columns
 
     def blocks(self, values: Sequence[NDArray[Any]], num_rows: int) -> Iterator[tuple[int, Bytes]]:
         """Yield the first row and the records of each block: uint8[k, width], in memory that the next block reuses.
@@ -381,7 +383,11 @@ class StoreSpec:
     def row_widths(self) -> dict[str, int]:
         """The bytes of a row in each file that all chunks are written to."""
         widths = {RECORDS: self.layout.width, NULLS: self.layout.null_width}
-        return widths | ({IDS: 8} if self.keeps_ids else {}) | ({WIDE_LENGTHS: WIDE_BYTES} if self.flat else {})
+        if self.keeps_ids:
+            widths[IDS] = 8
+        if self.flat:
+            widths[WIDE_LENGTHS] = WIDE_BYTES
+        return widths
 
     @property
     def num_bytes(self) -> int:
@@ -391,7 +397,9 @@ class StoreSpec:
     @property
     def most_shared_bytes(self) -> int:
         """The most bytes of what all lanes need whole: lengths of flat lists with their sums, and distinct strings."""
-        lengths = self.num_rows * (WIDE_BYTES + 1) if self.flat else 0
+        lengths = 0
+        if self.flat:
+            lengths = self.num_rows * (WIDE_BYTES + 1)
         return lengths + min(self.variable_bytes, sizes().store_word_bytes)
 
 

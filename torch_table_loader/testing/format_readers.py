@@ -90,8 +90,9 @@ def stored_files(
         path: a directory, a glob, or a file.
         format: the format reader or its name; your own `SidecarReader` as an object.
     """
-    by_name = isinstance(format, str)
-    reader = reader_for(format) if isinstance(format, str) and format in format_names() else format
+    by_name, reader = isinstance(format, str), format
+    if isinstance(format, str) and format in format_names():
+        reader = reader_for(format)
     source = PathSource.open(path, reader, by_name=by_name)
     return source.storage, source.files
 
@@ -291,7 +292,9 @@ def _check_null_columns(case: _Case, groups: Sequence[pa.Table]) -> None:
                 and any(group.column(name).null_count for group, keep in zip(groups, kept, strict=True) if keep),
                 f"{where}: null_columns names {name!r}, which has no null in the row groups that are kept ({kept})",
             )
-        for name in reader.null_free(case.meta, names, kept) if isinstance(reader, NullProvingReader) else ():
+        if not isinstance(reader, NullProvingReader):
+            continue
+        for name in reader.null_free(case.meta, names, kept):
             require(
                 name in names
                 and not any(group.column(name).null_count for group, keep in zip(groups, kept, strict=True) if keep),
@@ -328,7 +331,11 @@ def _check_footer_is_not_read_again(case: _Case) -> None:
     # A footer is at the end of a file, unless the file begins with it, it is in a sidecar, or it was found by reading
     # rows, which then continues to the end.
     elsewhere = bool(file.sidecars) or any(stop == end for _, stop in meta.group_ranges or ())
-    first, last = (0, len(meta.footer)) if begins else (end, end) if elsewhere else (end - 1, end)
+    first, last = end - 1, end
+    if begins:
+        first, last = 0, len(meta.footer)
+    elif elsewhere:
+        first = end
     again = [(start, stop) for start, stop in watched.reads if start < last and stop > first]
     require(not again, f"{where}: open must use the footer of inspect, but read bytes {again} of {end} again")
 
@@ -457,7 +464,9 @@ def _check_encoding(case: _Case, rows: pa.Table) -> None:
     """Check that strings read as dictionaries are those of the plain `rows`."""
     where, meta = case.where, case.meta
     names = [field.name for field in meta.schema if kinds.is_string(field.type)]
-    for reader in case.readers if names else ():
+    if not names:
+        return
+    for reader in case.readers:
         if not isinstance(reader, EncodingReader):
             return
         with contract_errors(where, "reading with encoded columns raised"):
@@ -564,7 +573,9 @@ class Damaged(Wrapped):
 
     def listed(self, file: DataFile) -> DataFile:
         """Return a file as a listing shows it after the damage: a cut file is shorter."""
-        num_bytes = file.version.num_bytes // 2 if self.harm == "cut" else file.version.num_bytes
+        num_bytes = file.version.num_bytes
+        if self.harm == "cut":
+            num_bytes //= 2
         return replace(file, version=replace(file.version, num_bytes=num_bytes))
 
 

@@ -90,7 +90,9 @@ def _check_history(who: str, source: HistorySource, own: int) -> None:
             changes = source.changes_since(since)
             words = not isinstance(changes, str) and all(isinstance(each, str) and each for each in changes)
         require(words, f"{who}: changes_since({since}) must give a list of texts, got {changes!r}")
-        expected = "say that it is not an ancestor" if happened else "be empty, since that is its own snapshot"
+        expected = "be empty, since that is its own snapshot"
+        if happened:
+            expected = "say that it is not an ancestor"
         require(bool(changes) == happened, f"{who}: changes_since({since}) must {expected}, got {list(changes)}")
 
 

@@ -79,7 +79,9 @@ def check_split_strategy(
     >>> check_split_strategy(TargetSizeStrategy(target_rows=7), other_process=False)
     """
     resolved = resolve_strategy(strategy, arguments or {})
-    tables: Tables = zoo() if files is None else {"files": list(files)}
+    tables: Tables = zoo()
+    if files is not None:
+        tables = {"files": list(files)}
     worlds = [World(*sizes) for sizes in itertools.product(ranks, workers, epochs)]
     expected = _answers(resolved, tables, worlds)
     backwards = dict(reversed(list(tables.items())))
@@ -102,12 +104,13 @@ def _answers(strategy: Strategy, tables: Tables, worlds: Sequence[World]) -> dic
     answers: dict[str, Answer] = {}
     for table, files in tables.items():
         layout = as_layout(list(files))
-        for world in worlds if not strategy.cuts else ():
-            answers |= _dealt(strategy, table, layout, world)
         if strategy.cuts:
             where = f"table {table!r}"
             with contract_errors(strategy.name, f"on {where}"):
                 answers[where] = _normal(strategy.cut(layout), itertools.repeat(0))
+            continue
+        for world in worlds:
+            answers |= _dealt(strategy, table, layout, world)
     return answers
 
 
@@ -198,7 +201,8 @@ def _answer_file(question: str, answer: str) -> None:
 
 def _where(table: str, world: World, rank: int | None = None) -> str:
     place = f"table {table!r}, num_ranks={world.num_ranks}"
-    place += "" if rank is None else f" rank={rank}"
+    if rank is not None:
+        place += f" rank={rank}"
     return f"{place} num_workers={world.num_workers} epoch={world.epoch}"
 
 

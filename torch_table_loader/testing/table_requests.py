@@ -54,8 +54,9 @@ def check_table_request(request: TableRequest, chosen: Mapping[str, Any] | None 
         strange = sorted(set(left) - {file.path for file in found.files})
         require(not strange, f"{who} must leave files out under a filter of {name!r}, and has others: {strange}")
     for file in found.files:
-        ids = set() if file.columns is None else {each.field_id for each in file.columns.table.current}
-        unknown = set() if file.columns is None else set(file.columns.constants) - ids
+        if file.columns is None:
+            continue
+        unknown = set(file.columns.constants) - {each.field_id for each in file.columns.table.current}
         require(not unknown, f"{who} gives {file.name!r} constants of columns that the table lacks: {sorted(unknown)}")
     with contract_errors(who, f"must list the commits from snapshot {own} to itself, but raised"):
         require(not request.commits(own, own), f"{who} must have no commits after snapshot {own} up to itself")

@@ -126,19 +126,19 @@ class ChangedTokens(StoredTokens):
 
     def __init__(self, store: RowStoreHandle, pack: Pack, stage: ChangingDocuments, seed: int) -> None:
         super().__init__(store, pack)
-        self._seed, self._epoch = seed, 0
+        self._epoch = 0
         self._stage = stage.of_epoch(stage_key(seed, 0), shuffle=False)
         self._counted = _EpochLengths()
-        self._epochs: Newest[int, ChangedTokens] = Newest(_KEPT_EPOCHS)
+        self._epochs: Newest[tuple[int, int], ChangedTokens] = Newest(_KEPT_EPOCHS)
 
     @override
-    def of_epoch(self, epoch: int) -> ChangedTokens:
-        return self._epochs.of(epoch, lambda: self._changed_in(epoch))
+    def of_epoch(self, seed: int, epoch: int) -> ChangedTokens:
+        return self._epochs.of((seed, epoch), lambda: self._changed_in(seed, epoch))
 
-    def _changed_in(self, epoch: int) -> ChangedTokens:
+    def _changed_in(self, seed: int, epoch: int) -> ChangedTokens:
         made = copy.copy(self)
         made._epoch, made._epochs, made._counted = epoch, Newest(_KEPT_EPOCHS), _EpochLengths()
-        made._stage = self._stage.of_epoch(stage_key(self._seed, epoch), shuffle=False)
+        made._stage = self._stage.of_epoch(stage_key(seed, epoch), shuffle=False)
         return made
 
     @property

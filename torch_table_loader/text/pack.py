@@ -439,19 +439,6 @@ class Pack(SamplesOption):
         return [*own, *(name for name in asked or () if name not in own)]
 
     @override
-    def check_mixed(self) -> None:
-        if self.balance is not None:
-            raise ConfigError(
-                f"a mixture deals sequences in turn, got balance={self.balance!r}; leave balance out of the packs of "
-                "its sources"
-            )
-        if takes_epoch(self.documents):
-            raise ConfigError(
-                "a mixture goes round its sources within an epoch, each time with as many sequences, and documents= "
-                "takes the epoch, so that each has others; leave that parameter out, or read the table alone"
-            )
-
-    @override
     def check_beside(self, options: Mapping[str, Any]) -> None:
         if options["weights"] is not None and not self.permutes_documents:
             raise ConfigError(
@@ -539,7 +526,9 @@ class PackedSamples(Samples):
     @property
     @override
     def lengths(self) -> Schedule | None:
-        return self.pack.seq_len if isinstance(self.pack.seq_len, Schedule) else None
+        if isinstance(self.pack.seq_len, Schedule):
+            return self.pack.seq_len
+        return None
 
     @property
     @override
@@ -559,7 +548,9 @@ class PackedSamples(Samples):
     @property
     @override
     def bound(self) -> dict[str, Any]:
-        return {} if self.cut_anywhere else {LENGTH: self.width}
+        if self.cut_anywhere:
+            return {}
+        return {LENGTH: self.width}
 
     @property
     @override
@@ -569,12 +560,29 @@ class PackedSamples(Samples):
     @property
     @override
     def notes(self) -> list[str]:
-        return [] if self.lengths is None else [f"sequences have {self.pack.lengths_in_words}"]
+        if self.lengths is None:
+            return []
+        return [f"sequences have {self.pack.lengths_in_words}"]
 
     @property
     @override
     def functions(self) -> dict[str, Callable[..., Any]]:
-        return {} if self.pack.documents is None else {"Pack(documents=...)": self.pack.documents}
+        if self.pack.documents is None:
+            return {}
+        return {"Pack(documents=...)": self.pack.documents}
+
+    @override
+    def check_mixed(self) -> None:
+        if self.pack.balance is not None:
+            raise ConfigError(
+                f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
+                "of its sources"
+            )
+        if takes_epoch(self.pack.documents) and not self.indexed:
+            raise ConfigError(
+                "a mixture of streams goes round its sources with as many sequences each time, and documents= takes "
+                'the epoch, so that each has others; pass shuffle="rows" to the sources, or leave that parameter out'
+            )
 
     @override
     def reads(self, asked: Sequence[str] | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from typing_extensions import override
 
-from torch_table_loader.samples import SampleCounts
+from torch_table_loader.samples import SampleCounts, in_percent, known_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ class PackCounts(SampleCounts):
             ("tokens of a sequence", self.seq_len or "several lengths"),
             ("sequences", self.sequences),
             ("tokens", self.tokens),
-            ("full", None if self.fill is None else f"{100 * self.fill:.2f} %"),
+            ("full", in_percent(self.fill)),
             ("documents or parts of them", self.parts),
             ("documents split", self.split),
             ("documents truncated", self.truncated),
@@ -102,12 +102,12 @@ class PackCounts(SampleCounts):
     def __add__(self, other: Self) -> Self:
         return type(self)(
             self.seq_len if self.seq_len == other.seq_len else 0,
-            _sum(self.sequences, other.sequences),
-            _sum(self.tokens, other.tokens),
-            _sum(self.parts, other.parts),
-            _sum(self.split, other.split),
-            _sum(self.truncated, other.truncated),
-            _sum(self.dropped, other.dropped),
+            known_sum(self.sequences, other.sequences),
+            known_sum(self.tokens, other.tokens),
+            known_sum(self.parts, other.parts),
+            known_sum(self.split, other.split),
+            known_sum(self.truncated, other.truncated),
+            known_sum(self.dropped, other.dropped),
         )
 
     @property
@@ -124,20 +124,17 @@ class PackCounts(SampleCounts):
 
     def __str__(self) -> str:
         """Format the numbers as one line; unknown ones are left out."""
-        length = f"{self.seq_len:,} tokens" if self.seq_len else "several lengths"
-        shown = [] if self.sequences is None else [f"{self.sequences:,} sequences of {length}"]
+        shown, length = [], "several lengths"
+        if self.seq_len:
+            length = f"{self.seq_len:,} tokens"
+        if self.sequences is not None:
+            shown.append(f"{self.sequences:,} sequences of {length}")
         if self.fill is not None:
-            shown.append(f"{100 * self.fill:.2f} % full")
+            shown.append(f"{in_percent(self.fill)} full")
         if self.parts_per_sequence is not None:
             shown.append(f"{self.parts_per_sequence:.2f} documents a sequence")
         named = {"split": self.split, "truncated": self.truncated, "dropped": self.dropped}
         return ", ".join([*shown, *(f"{count:,} {name}" for name, count in named.items() if count)])
-
-
-def _sum(one: int | None, two: int | None) -> int | None:
-    if one is None or two is None:
-        return None
-    return one + two
 
 
 def _share(count: int | None, sequences: int | None, each: int) -> float | None:

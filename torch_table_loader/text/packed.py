@@ -63,8 +63,7 @@ class PackedRows(Rows):
     @property
     def num_bytes(self) -> int:
         """Bytes of their values."""
-        columns = self.parts.columns
-        return sum(column.nbytes for column in self.tokens) + (0 if columns is None else int(columns.nbytes))
+        return sum(column.nbytes for column in self.tokens) + self.parts.columns_bytes
 
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`; a part that is cut knows the token behind it."""
@@ -161,8 +160,7 @@ class PackedCodec(RowsCodec[PackedRows]):
             at[0], length[0], begun[0] = start, length[0] - before, begun[0] + before
         if last > first and (beyond := at[-1] + length[-1] - stop) > 0:
             length[-1], behind[-1] = length[-1] - beyond, self.target(tokens, stop)
-        columns = None if parts.columns is None else parts.columns.slice(first, last - first)
-        return Parts(at - start, length, begun, behind, columns)
+        return Parts(at - start, length, begun, behind, parts.columns_of(slice(first, last)))
 
     def parts_of_rows(self, tokens: Sequence[NDArray[Any]], parts: Parts, rows: Ints) -> Parts:
         """Return the parts of some rows, of which one may be asked for twice; a part that is cut is one in each."""
@@ -174,7 +172,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         first, count = bounds[:-1][rows], np.diff(bounds)[rows]
         number = np.arange(count.sum()) + (first - count.cumsum() + count).repeat(count)
         at = layout.at[number] % self.width + np.arange(len(rows)).repeat(count) * self.width
-        columns = None if parts.columns is None else parts.columns.take(pa.array(layout.owner[number]))
+        columns = parts.columns_of(layout.owner[number])
         return Parts(at, layout.length[number], layout.start[number], behind[number], columns)
 
     @override
@@ -186,7 +184,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         tokens = [runs_of(chunks, at, length) for chunks in zip(*(rows.tokens for rows in parts), strict=True)]
         if missing := num_rows - int(length.sum()):
             tokens = [_lengthened(values, missing) for values in tokens]
-        columns = None if found.columns is None else found.columns.take(pa.array(order))
+        columns = found.columns_of(order)
         found = Parts(length.cumsum() - length, length, found.start[order], found.next[order], columns)
         return PackedRows(self, num_rows, tokens, found)
 

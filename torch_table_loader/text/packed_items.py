@@ -14,6 +14,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import opened_type, width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.items import TurnsOf
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.resolve import (
@@ -23,7 +24,7 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, draws_of, stored_rows
+from torch_table_loader.engine.jobs.table_rows import TableItems, draws_of, stored_rows
 from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
@@ -246,11 +247,11 @@ class PackedItems(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        """Return how many sequences the first round has; only of best fit does the order decide that."""
+        """Return how many sequences the first round has: of most packs that is the same in each epoch."""
         self.draws.refuse_rounds_that_differ()
         if not self.remaining(turns.exclusions).num_rows:
             return 0
-        if self.tokens.packer.block_docs is not None:
+        if self.tokens.packer.block_docs is not None or takes_epoch(self.pack.documents):
             return self.by_turn(turns).count
         return self._stream(0, turns.exclusions, seq_len=turns.width).count
 
@@ -259,8 +260,11 @@ class PackedItems(TableItems):
         since, origin = turns.origin
         own: dict[str, Any] = {"seed": turns.seed, "epoch": turns.epoch, "source": turns.name}
         own |= {"origin": origin, "since": since}
-        tokens, constants = self.tokens.of_length(turns.width), {SOURCE_COLUMN: turns.number}
-        key = turns.exclusions.digest, turns.number, turns.width, *own.values()
+        tokens = self.tokens.of_epoch(turns.seed, turns.epoch).of_length(turns.width)
+        key, constants = (
+            (turns.exclusions.digest, turns.number, turns.width, *own.values()),
+            {SOURCE_COLUMN: turns.number},
+        )
         made = partial(_checked_stream, self, tokens, turns.columns)
         return self._streams.of(key, lambda: made(self._of_source(turns), constants=constants, **own))
 
@@ -307,7 +311,7 @@ class PackedItems(TableItems):
 
     @override
     def notes(self, position: SamplePosition) -> list[str]:
-        pack, tokens = self.pack, self.tokens.of_epoch(position.epoch).lengths.total
+        pack, tokens = self.pack, self._tokens_in(position.epoch).lengths.total
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
@@ -332,10 +336,13 @@ class PackedItems(TableItems):
             return None
         return self.stream(position).counts()
 
+    def _tokens_in(self, epoch: int) -> StoredTokens:
+        return self.tokens.of_epoch(self.options.shuffle_seed, epoch)
+
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
         seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
-        tokens = self.tokens.of_epoch(epoch).of_length(length)
+        tokens = self._tokens_in(epoch).of_length(length)
         own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
         key = epoch, exclusions.digest, origin, length
         made = partial(_checked_stream, self, tokens, self.columns)

@@ -84,8 +84,7 @@ def counts_of(job: StreamJob, start: StreamPosition, planned: PlannedStream) -> 
     """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
     pack, planner, nobody_knows = cast("Pack", job.options.pack), job.planner, (None, None, None, None, None, None)
     if pack.joins_documents:
-        tokens = planner.rows_of_ranks(start) if planner.counted else None
-        if tokens is None:
+        if not planner.counted or (tokens := planner.rows_of_ranks(start)) is None:
             return PackCounts(pack.width, *nobody_knows)
         sequences = sum(-(-own // pack.width) for own in tokens)
         return PackCounts(pack.width, sequences, sum(tokens), None, None)

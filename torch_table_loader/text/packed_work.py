@@ -14,7 +14,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import encoded, plain
-from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
+from torch_table_loader.engine.items import TurnStream
+from torch_table_loader.engine.work.indexed_work import PERMUTING
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key

@@ -111,8 +111,12 @@ class Walk:
             ends = np.cumsum([found.total for found in rows], dtype=np.int64)
         self.ends = ends
         """The units up to the end of each block, if all were counted."""
-        firsts = [0] if ends is None else [0, *ends.tolist()]
-        self.total = firsts[-1] if total is None else total
+        firsts = [0]
+        if ends is not None:
+            firsts += ends.tolist()
+        self.total = firsts[-1]
+        if total is not None:
+            self.total = total
         self._firsts = firsts[: max(1, len(firsts) - 1)]
         """The units before each known block, ascending."""
         self._numbers = list(range(len(self._firsts)))

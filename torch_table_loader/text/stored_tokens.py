@@ -73,8 +73,8 @@ class StoredTokens:
         other.pack = pack
         return other
 
-    def of_epoch(self, epoch: int) -> StoredTokens:  # noqa: ARG002 what is kept is the same in every epoch
-        """Return the tokens as they are in an epoch."""
+    def of_epoch(self, seed: int, epoch: int) -> StoredTokens:  # noqa: ARG002 what is kept is the same in every epoch
+        """Return the tokens as they are in an epoch of a job with a seed."""
         return self
 
     @property

@@ -111,8 +111,8 @@ class TokenReader(WithoutNulls, SidecarReader, ListMeasuringReader, RangedReader
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        places = meta.group_ranges if TOKENS in columns else None
-        if places is None:
+        places = meta.group_ranges
+        if places is None or TOKENS not in columns:
             return [[] for _ in groups]
         return [[place] if (place := places[group])[0] < place[1] else [] for group in groups]
 
@@ -189,7 +189,10 @@ def opened_whole(storage: Storage, file: DataFile) -> Iterator[pa.NativeFile]:
     """Open a sidecar that is read once, and whole; that of a remote store is fetched first, whatever the order."""
     with open_at_start(storage, file) as source:
         check_size(file, source)
-        yield pa.BufferReader(read_exactly(source, 0, source.size(), file.name)) if is_far(storage) else source
+        if is_far(storage):
+            yield pa.BufferReader(read_exactly(source, 0, source.size(), file.name))
+        else:
+            yield source
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,7 @@ def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
     """Return the metadata of a file by its index."""
     width = index.kind.bit_width // 8
     lengths = narrow(index.lengths)
-    longest = int(lengths.max()) if len(lengths) else 0
+    longest = int(lengths.max(initial=0))
     if longest > MOST_TOKENS:
         raise ValueError(f"its index says a document of {longest} tokens, and a list has at most {MOST_TOKENS}")
     total = int(lengths.sum(dtype=np.int64)) * width

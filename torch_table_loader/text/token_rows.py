@@ -50,11 +50,28 @@ class Parts(NamedTuple):
     next: Ints
     columns: pa.StructArray | None
 
+    @property
+    def columns_bytes(self) -> int:
+        """Bytes of the other columns."""
+        if self.columns is None:
+            return 0
+        return int(self.columns.nbytes)
+
+    def columns_of(self, numbers: Ints | slice) -> pa.StructArray | None:
+        """Return the other columns of some parts."""
+        if self.columns is None:
+            return None
+        if isinstance(numbers, slice):
+            return self.columns[numbers]
+        return self.columns.take(pa.array(numbers))
+
 
 def part_type(columns: Sequence[pa.Field]) -> pa.StructType:
     """Return the type of a part, including the other columns of its document."""
     numbers = [pa.field(name, pa.int64(), nullable=False) for name in ("length", "start", "next")]
-    return pa.struct([*numbers, *([pa.field("columns", pa.struct(columns))] if columns else [])])
+    if columns:
+        numbers.append(pa.field("columns", pa.struct(columns)))
+    return pa.struct(numbers)
 
 
 def schema_of_tokens(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa.Schema:
@@ -123,11 +140,11 @@ def parts_of_tokens(documents: pa.RunEndEncodedArray) -> Parts:
 
 def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
     """Return the parts of sequences that are rows, each of which begins at a multiple of `width`."""
-    offsets = documents.offsets.to_numpy()
-    struct = documents.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])) if len(documents) else None
-    if struct is None:
+    if not len(documents):
         none = np.empty(0, dtype=np.int64)
         return Parts(none, none, none, none, None)
+    offsets = documents.offsets.to_numpy()
+    struct = documents.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     length = struct.field("length").to_numpy()
     counts = np.diff(offsets)
     ends = np.cumsum(length)
@@ -165,7 +182,9 @@ def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, wi
 
 
 def _parts(struct: pa.StructArray, at: Ints, length: Ints) -> Parts:
-    columns = struct.field("columns") if struct.type.num_fields > 3 else None
+    columns = None
+    if struct.type.num_fields > 3:
+        columns = struct.field("columns")
     return Parts(at, length, struct.field("start").to_numpy(), struct.field("next").to_numpy(), columns)
 
 

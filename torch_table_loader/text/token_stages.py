@@ -82,13 +82,17 @@ class TokenStage(RowStage):
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
         self.pack = pack
         self.packer = packer_of(pack)
-        counted = {pack.lengths, *([ROW_ID] if self.takes_ids else [])} - set(asked)
-        self._not_delivered = {*pack.cut_columns, *pack.stored_columns, *counted}
+        counted = {pack.lengths}
+        if self.takes_ids:
+            counted.add(ROW_ID)
+        self._not_delivered = {*pack.cut_columns, *pack.stored_columns, *counted.difference(asked)}
         self._cut = self._cut_fields(table)
         ids = self._cut[0]
         if not pt.is_integer(ids.type):
             raise ConfigError(f"Pack: tokens={pack.ids!r} must be a list of integers, got a list of {ids.type}")
-        added = (pack.bos_id, pack.eos_id, pack.sep_id, *(() if pack.documents is None else (_ANY_ID,)))
+        added: tuple[int | None, ...] = (pack.bos_id, pack.eos_id, pack.sep_id)
+        if pack.documents is not None:
+            added = (*added, _ANY_ID)
         # Whatever the table calls its tokens, so that sources of a mixture may differ in that.
         self._cut[0] = pa.field(IDS, wide_enough(ids.type, added), nullable=False)
         self._seeds = EpochKey.of(0, 0, "documents")
@@ -140,7 +144,9 @@ class TokenStage(RowStage):
     def of_epoch(self, key: EpochKey, *, shuffle: bool) -> TokenStage:
         other = copy.copy(self)
         other._seeds = key
-        other._order_key = key if shuffle and self.orders_blocks else None
+        other._order_key = None
+        if shuffle and self.orders_blocks:
+            other._order_key = key
         return other
 
     @property
@@ -400,11 +406,16 @@ def cut_field(table: pa.Schema, name: str, *, vectors: bool = False) -> pa.Field
             'torch-table-loader tokenize, and read that, or pass tokenizer= and shuffle="rows"'
         )
     is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
-    value = opened_type(kind.value_type) if is_list else None
-    number = value.value_type if vectors and value is not None and pt.is_fixed_size_list(value) else value
+    value = number = None
+    if is_list:
+        value = number = opened_type(kind.value_type)
+        if vectors and pt.is_fixed_size_list(value):
+            number = value.value_type
     is_number = number is not None and (pt.is_integer(number) or pt.is_floating(number) or pt.is_boolean(number))
     if not is_number and not (vectors and isinstance(number, ElementType)):
-        forms = "numbers, or of fixed-size lists of numbers," if vectors else "numbers,"
+        forms = "numbers,"
+        if vectors:
+            forms += " or of fixed-size lists of numbers,"
         raise ConfigError(
             f"Pack: column {name!r} must be a list of {forms} one for each token, got {table.field(name).type}"
         )
@@ -432,7 +443,9 @@ def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
 def check_span_type(table: pa.Schema, name: str) -> None:
     """Refuse a column that does not have the type of spans."""
     kind = type_of(table, name)
-    inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else None
+    inner = None
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        inner = kind.value_type
     if inner is None or not pt.is_struct(inner) or not {"start", "end"} <= {field.name for field in inner}:
         raise ConfigError(f"Pack: spans column {name!r} must be list<struct<start, end, ...>>, got {kind}")
     for edge in ("start", "end"):
@@ -508,7 +521,9 @@ def check_ids_fit(name: str, ids: NDArray[Any], lengths: Ints) -> None:
 
 def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> None:
     """Refuse lists of another length than the tokens', and nulls among the values."""
-    own = lengths if name == tokens else lengths_of(column)
+    own = lengths
+    if name != tokens:
+        own = lengths_of(column)
     if not np.array_equal(own, lengths):
         row = int(np.flatnonzero(own != lengths)[0])
         raise TableError(

@@ -28,7 +28,7 @@ from torch_table_loader.local_files import new_file, read_regular, write_whole
 from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.splits import SegmentTable
-from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.predicates.filter_form import key_if_filtered
 from torch_table_loader.ranges import TasksAhead
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
@@ -40,6 +40,7 @@ from torch_table_loader.units import integer, one_of
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.ray_cluster import RayCluster
+    from torch_table_loader.options import LoaderOptions
     from torch_table_loader.ranges import FetchSettings
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import ReadTask
@@ -130,28 +131,34 @@ def tokenize_table(
     if folder.begin(identity):
         return TokenizedShare(folder.path, True, folder.num_parts, 0, *PartCounts())
     todo = [part for part in range(job.rank, folder.num_parts, job.topology.num_ranks) if not folder.has(part)]
+    source = (tokenizer, special_tokens)
+    if cluster is None:
+        written = _written(writer, source, folder, todo, min(num_workers, len(todo)))
+    else:
+        written = _written_over(cluster, writer, source, folder, todo)
+    done = _summed(written, len(todo), job.options)
+    return TokenizedShare(folder.path, folder.finish(), folder.num_parts, len(todo), *done)
+
+
+def _summed(written: Iterator[PartCounts], num_parts: int, options: LoaderOptions) -> PartCounts:
+    """Return what parts hold together, which are written meanwhile; a bar shows how far they are."""
     done = PartCounts()
 
     def counted() -> Iterator[None]:
         nonlocal done
-        source = (tokenizer, special_tokens)
-        if cluster is None:
-            written = _written(writer, source, folder, todo, min(num_workers, len(todo)))
-        else:
-            written = _written_over(cluster, writer, source, folder, todo)
         for counts in written:
             done = PartCounts(*map(sum, zip(done, counts, strict=True)))
             yield
 
     bar = progress_bar(
         "tokenizing",
-        show=job.options.show_progress,
-        interval=job.options.progress_interval,
+        show=options.show_progress,
+        interval=options.progress_interval,
         beside=lambda: f"{done.tokens:,} tokens",
     )
-    for _ in bar(counted(), len(todo)):
+    for _ in bar(counted(), num_parts):
         pass
-    return TokenizedShare(folder.path, folder.finish(), folder.num_parts, len(todo), *done)
+    return done
 
 
 def chat_of(tokenizer: str, template: str | None, tools: str | None) -> Chat:
@@ -190,7 +197,7 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextRe
         "format": _FORMAT,
         "table": content_key(table.fingerprint, table.files),
         "snapshot": table.snapshot_id,
-        "filter": None if options.filters is None else filter_key(options.filters, table.schema),
+        "filter": key_if_filtered(options.filters, table.schema),
         "columns": [f"{field.name}: {field.type}" for field in reader.reader.schema],
         "splits": splits.digest(),
         "tokenizer": tokenizer.name,
@@ -292,7 +299,9 @@ class _Folder:
     def finish(self) -> bool:
         """Give the folder its name, if all parts are there; return whether it has it."""
         try:
-            names = {path.name for path in self._unfinished.iterdir()} if self._unfinished.exists() else set()
+            names = set()
+            if self._unfinished.exists():
+                names = {path.name for path in self._unfinished.iterdir()}
             if names and not names.issuperset(map(self._name, range(self.num_parts))):
                 return False
             with suppress(FileNotFoundError):  # another rank was faster

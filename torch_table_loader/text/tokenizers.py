@@ -163,7 +163,9 @@ def load_tokenizer(given: str | Encode | Loads, *, special_tokens: bool = False)
         if kind and name:
             return _of_module(given, kind, name)
         raise ConfigError(f"{_FORMS}; there is no file or folder {given!r}")
-    return _of_file(path / "tokenizer.json" if path.is_dir() else path, special_tokens=special_tokens)
+    if path.is_dir():
+        path /= "tokenizer.json"
+    return _of_file(path, special_tokens=special_tokens)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -212,7 +214,9 @@ def _of_file(path: Path, *, special_tokens: bool) -> Tokenizer:
     def encode(texts: list[str]) -> list[list[int]]:
         return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)]
 
-    return Tokenizer(f"{name}{' with special tokens' if special_tokens else ''}", encode, vocabulary)
+    if special_tokens:
+        name += " with special tokens"
+    return Tokenizer(name, encode, vocabulary)
 
 
 def load_file(path: Path) -> tuple[Any, str, int]:

@@ -116,11 +116,14 @@ class TokensInPlace:
     @property
     def num_bytes(self) -> int:
         """Bytes in memory: of the lengths of documents."""
-        rows = self.table.layout.num_rows
-        thinned = rows * _THINNED_BYTES if self.table.layout.has_deletes else 0
+        rows, num_bytes = self.table.layout.num_rows, 0
+        if self.table.layout.has_deletes:
+            num_bytes += rows * _THINNED_BYTES
         if self.measured is not None:
-            return rows * _MEASURED_BYTES + thinned
-        return self._stored().nbytes + (rows * WIDE_BYTES if self.stage.changes_lengths else 0) + thinned
+            return num_bytes + rows * _MEASURED_BYTES
+        if self.stage.changes_lengths:
+            num_bytes += rows * WIDE_BYTES
+        return num_bytes + self._stored().nbytes
 
     def check(self) -> None:
         """Refuse files that are no longer those that were listed; where they have tags, each request compares these.
@@ -236,8 +239,10 @@ class TokensInPlace:
 
 def _holds_lists(schema: pa.Schema, name: str, kind: pa.DataType) -> bool:
     """Return whether a file has a column of lists of values of a type."""
-    own = schema.field(name).type if name in schema.names and PLACE not in schema.names else None
-    return own is not None and (pt.is_list(own) or pt.is_large_list(own)) and own.value_type == kind
+    if name not in schema.names or PLACE in schema.names:
+        return False
+    own = schema.field(name).type
+    return bool((pt.is_list(own) or pt.is_large_list(own)) and own.value_type == kind)
 
 
 def _placed(table: Table, column: str, number: int) -> FileMeta | None:

@@ -156,7 +156,9 @@ class ReadTokens(StoredRows):
             StorageError: a file cannot be read.
         """
         rows = copy.copy(self)
-        rows.values = None if spans is None else self._read(spans)
+        rows.values = None
+        if spans is not None:
+            rows.values = self._read(spans)
         return rows, places
 
     def _read(self, spans: Spans) -> ListValues:
@@ -181,7 +183,7 @@ class ReadTokens(StoredRows):
                 strict=True,
             )
         )
-        bounds = np.flatnonzero(np.diff(files, prepend=-1, append=-1)).tolist() if len(files) else []
+        bounds = np.flatnonzero(np.diff(files, prepend=-1, append=-1)).tolist()
         for low, high in pairwise(bounds):
             file = self._files[files[low]]
             with reading(self._storage, file):

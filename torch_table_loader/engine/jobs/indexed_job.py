@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import is_variable
+from torch_table_loader.engine.items import ItemStream
 from torch_table_loader.engine.jobs.explained import KnownEpoch, explained
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStage
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
+from torch_table_loader.engine.work.indexed_work import IndexedWork
 from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches, steps_of_ranks
 from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.schedules import Done

@@ -360,7 +360,7 @@ class StreamJob(Job):
             loads=loads_of(planned),
             lane_bytes=of_lane,
             open_bytes=opened,
-            copies=LANE_COPIES + (2 * (planned.plan.window or 0) > planned.plan.own_rows),
+            copies=LANE_COPIES + (2 * planned.plan.most_of_window > planned.plan.own_rows),
             held_bytes=held,
             notes=notes_of_stream(self.table, planner, self.options, self.rank, self.stage),
             counts=self._counts_of(start, planned),

@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
-    options, batching, window, opened = job.options, job.batching, planned.plan.window or 0, 1
+    options, batching, window, opened = job.options, job.batching, planned.plan.most_of_window, 1
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
     most = max(window, reading.rows, options.most_rows)
     rows = rows_in_flight(options, most, batching.blocks) + 2 * window + min(window, reading.rows)
@@ -79,7 +79,7 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     A piece of a window keeps the whole read that it views. Two reads are in use beside those of the open splits, others
     wait, and a piece may span several. Decoded rows have a null bit for each column.
     """
-    window, units = planned.plan.window or 0, reading.units
+    window, units = planned.plan.most_of_window, reading.units
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.batching.blocks)
     most = min(reading.rows, units.in_rows(int(planned.segments.live_rows.max(initial=0))))
     read = (opened + 2 + reads_ahead(reading.threads)) * most + units.in_rows(window // max(1, opened))

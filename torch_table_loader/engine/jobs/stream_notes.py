@@ -51,11 +51,11 @@ def _notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int, stage:
     if not options.shuffle:
         return []
     plan = planner.plan(planner.start(0), rank).plan
-    window = plan.window
+    window = plan.most_of_window
     if (mixing := planner.topology.mixing) is None:
         of_splits = plan.own_rows // max(1, sum(map(len, plan.lanes)))
         drawn = "a batch has rows of few of them"
-        if max(plan.batch_size, window or 0) <= of_splits:
+        if max(plan.batch_size, window) <= of_splits:
             drawn = "most batches have rows of one file alone"
         reason = why_not_mixed(options, planner)
         return [

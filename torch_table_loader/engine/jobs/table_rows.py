@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
+from torch_table_loader.engine.items import Items, TurnsOf
 from torch_table_loader.engine.jobs.bound import bound, of_source, refuse_unknown
 from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
@@ -26,13 +26,13 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
+from torch_table_loader.engine.row_draws import row_draws
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.engine.table import Table
-from torch_table_loader.engine.work.indexed_work import RowStream, TurnStream
+from torch_table_loader.engine.work.indexed_work import RowStream
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.installed import load
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
 from torch_table_loader.planning.keys import derive_key
@@ -66,32 +66,8 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TurnsOf(ABC):
-    """What decides which items of a source of a mixture come in an epoch, and in which order.
-
-    Args:
-        number: what the column `source` says.
-        width: that of samples; 0 where they are rows.
-        origin: `since` and `origin` of a `PackedStream`.
-    """
-
-    name: str
-    number: int
-    columns: pa.Schema
-    exclusions: Exclusions
-    seed: int
-    epoch: int
-    width: int = 0
-    origin: tuple[int, int] = (0, 0)
-
-    @abstractmethod
-    def order_of(self, rows: Selects) -> Order:
-        """Return the order of the source's rows, by how many of them came before."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TableItems(IndexedJob):
+class TableItems(IndexedJob, Items):
     """One rank's share of items made from the rows of one table, gathered from its row store.
 
     Args:
@@ -202,27 +178,6 @@ class TableItems(IndexedJob):
         """Return the same with exclusions of its own, which begin with what is excluded now."""
         return replace(self, exclusions=self.exclusions.apart())
 
-    @abstractmethod
-    def count(self, turns: TurnsOf) -> int:
-        """Return how many items the first round of a source of a mixture has."""
-
-    @abstractmethod
-    def by_turn(self, turns: TurnsOf) -> TurnStream:
-        """Return the items as a source of a mixture, which goes round as often as it is asked to."""
-
-    @property
-    @abstractmethod
-    def num_places(self) -> int:
-        """Items of the table in its own order, nothing excluded, as `as_map()` counts them."""
-
-    @abstractmethod
-    def columns_at(self, places: Ints) -> list[pa.Array]:
-        """Return the items at some places of the table's own order, one array a column."""
-
-    @abstractmethod
-    def ids_at(self, places: Ints) -> Ints:
-        """Return the row ids that the items at some places of the table's own order come of, item by item."""
-
     @property
     @override
     def held_bytes(self) -> int:
@@ -329,10 +284,9 @@ def draws_of(rows: SurveyedRows, options: LoaderOptions) -> Draws:
         MissingExtraError: this build has no guest that draws rows.
         TableError: the table has not what it is read from.
     """
-    if options.weights is None:
+    if options.weights is None and options.on_growth is None:
         return EachOnce()
-    made: Draws = load("order").draws_of(rows.table, options, rows.segments, rows.folder)
-    return made
+    return row_draws().draws_of(rows.table, options, rows.segments, rows.folder)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -412,8 +366,7 @@ class TableRows(TableItems):
             return self.exclusions_in(saved), extents
         files, layout = saved.files_of[then], self.table.layout
         excluded = saved_exclusions(saved, "", layout.part(files).num_rows)
-        found: ExclusionVersions = load("order").exclusions_now(layout, files, excluded)
-        return found, (*extents, then)
+        return row_draws().exclusions_now(layout, files, excluded), (*extents, then)
 
     def _order(self, epoch: int, running: Exclusions, extents: Sequence[Extent] = ()) -> EpochOrder:
         """Return the order of an epoch that has some exclusions, in which the table was less before."""
@@ -423,8 +376,7 @@ class TableRows(TableItems):
             return RowOrder(Permutation(rows.num_rows, derive_key(seed, epoch, "rows")), rows)
         tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
         gone = self.remaining(running).gone
-        joined: EpochOrder = load("order").order_of_arrivals(self.live_starts, tables, gone, seed, epoch)
-        return joined
+        return row_draws().order_of_arrivals(self.live_starts, tables, gone, seed, epoch)
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.batching.decoders import RowError
+from torch_table_loader.engine.items import ItemStream, TurnStream
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
 
@@ -47,79 +47,6 @@ class _ForkSafeLock:
 
 PERMUTING = _ForkSafeLock()
 """numpy releases the GIL on every call, so two threads making hundreds of short calls contend for it each time."""
-
-
-class ItemStream(ABC):
-    """The items of an epoch, by their place in its order."""
-
-    @property
-    @abstractmethod
-    def stores(self) -> Sequence[RowStoreHandle]:
-        """The stores that have the items."""
-
-    @abstractmethod
-    def columns(self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None) -> Iterator[tuple[list[pa.Array], T]]:
-        """Yield the items of consecutive blocks, each as one array for each column.
-
-        Args:
-            blocks: the places of each in the epoch's order, and a note of the caller's.
-            fetcher: fetches the bytes of stores behind URLs; None if there are none.
-        """
-
-    @abstractmethod
-    def name_of(self, place: int) -> str:
-        """Return what a message calls the item at a place."""
-
-
-class TurnStream(ItemStream):
-    """The items of one source, by how many of them came before in the epoch."""
-
-    @abstractmethod
-    def columns(
-        self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None, most_blocks: int | None = None
-    ) -> Iterator[tuple[list[pa.Array], T]]:
-        """Yield the items of consecutive blocks, each as one array for each column.
-
-        Args:
-            blocks: the places of each, and a note of the caller's.
-            most_blocks: the most blocks that are made ready together; None leaves that to the store.
-        """
-
-    def anchor(self, turn: int) -> list[int]:  # noqa: ARG002 rows are found at once
-        """Return what lets another process continue at an item without a walk; empty where there is no walk."""
-        return []
-
-    def begin_at(self, anchor: list[int]) -> None:
-        """Take what `anchor` returned as known.
-
-        Raises:
-            ResumeError: it is of something else.
-        """
-
-    @abstractmethod
-    def found(self, turns: Ints) -> tuple[Ints, Ints]:
-        """Return the row ids that some items come of, item by item, and how many each item has."""
-
-
-class CutStream(Protocol):
-    """A `TurnStream` of samples that are cut of rows put behind one another, each as wide as its pack says."""
-
-    @property
-    def tokens_of_a_round(self) -> int:
-        """The width of all samples of a round."""
-        ...
-
-    def came_before(self, turn: int) -> tuple[int, int]:
-        """Return the round of a sample, and the width of that round before it."""
-        ...
-
-    def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
-        """Return the sample that begins behind some width of a round, and the `origin` by which it does so."""
-        ...
-
-    def has_at(self, turn: int) -> bool:
-        """Return whether a sample can be the next behind `origin`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,8 +69,9 @@ class SplitReads:
         self._chains = chains
         self._begin = begin
         self._counted = counted
-        self._lasts = frozenset(chains.last[chains.last >= 0].tolist())
-        """The last piece of each chain, which takes all that is left: what ends with it is checked then."""
+        self._is_last = np.zeros(len(runs), dtype=np.bool_)
+        """Of each piece, whether it ends a chain, and takes all that is left: what ends with it is checked then."""
+        self._is_last[chains.last[chains.last >= 0]] = True
         self._open: dict[int, _SplitRead] = {}
         """The split that each slot has open."""
 
@@ -91,8 +92,11 @@ class SplitReads:
             read_rows: about the rows that are decoded at once.
         """
         reads = _reads_before(self._runs.stop, read_rows) - _reads_before(self._runs.start, read_rows)
-        calls, call_of = self._calls((reads > 0) | (self._chains.last >= 0))
-        ends = np.cumsum(np.maximum(reads[[pieces[0] for pieces in calls]], 1)).tolist()
+        begins = (reads > 0) | (self._chains.last >= 0)
+        call_of = self._call_of(begins)
+        by_call, first = np.argsort(call_of, kind="stable"), np.flatnonzero(begins)
+        bounds = np.searchsorted(call_of[by_call], np.arange(len(first) + 1))
+        ends = np.cumsum(np.maximum(reads[first], 1))
         most = reads_ahead(threads)
         with ExitStack() as stack:
             stack.callback(self._close)  # after the threads
@@ -101,12 +105,13 @@ class SplitReads:
             newest: dict[int, Event] = {}
             """Of each slot, whether its newest read is over; a future would keep what was read."""
             number = newest_taken = 0
-            for call in call_of:
+            for call in call_of.tolist():
                 newest_taken = max(newest_taken, call)
-                while number < len(calls) and (number <= newest_taken or ends[number] - ends[newest_taken] <= most):
-                    slot = int(self._chains.slot[calls[number][0]])
+                while number < len(first) and (number <= newest_taken or ends[number] - ends[newest_taken] <= most):
+                    pieces = by_call[bounds[number] : bounds[number + 1]].tolist()
+                    slot = int(self._chains.slot[pieces[0]])
                     before, newest[slot] = newest.get(slot), Event()
-                    begun[number] = pool.submit(self._take_after, before, newest[slot], calls[number])
+                    begun[number] = pool.submit(self._take_after, before, newest[slot], pieces)
                     number += 1
                 taken = result_of(begun[call])
                 parts = taken.popleft()
@@ -114,22 +119,17 @@ class SplitReads:
                     del begun[call]
                 yield iter(parts)
 
-    def _calls(self, begins: NDArray[np.bool_]) -> tuple[list[list[int]], list[int]]:
-        """Return the pieces of each call, ordered by their first ones, and the call of each piece.
+    def _call_of(self, begins: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the call of each piece; calls are numbered in the order of their first pieces.
 
         Args:
             begins: whether a piece begins a call; else it belongs to the call of the piece before it in its slot.
         """
-        newest: dict[int, int] = {}
-        calls: list[list[int]] = []
-        call_of = []
-        for piece, (slot, is_first) in enumerate(zip(self._chains.slot.tolist(), begins.tolist(), strict=True)):
-            if is_first:
-                newest[slot] = len(calls)
-                calls.append([])
-            calls[newest[slot]].append(piece)
-            call_of.append(newest[slot])
-        return calls, call_of
+        by_slot = np.argsort(self._chains.slot, kind="stable")
+        first = np.maximum.accumulate(np.where(begins[by_slot], np.arange(len(by_slot)), 0))
+        call_of = np.empty(len(by_slot), dtype=np.int64)
+        call_of[by_slot] = (np.cumsum(begins) - 1)[by_slot[first]]
+        return call_of
 
     def _take_after(self, before: Event | None, over: Event, pieces: list[int]) -> deque[list[Part[Rows]]]:
         """Take pieces of a split, after those before them in its slot, which began before."""
@@ -147,7 +147,7 @@ class SplitReads:
                 left.close()
             self._open[slot] = _SplitRead(self._begin(number, slot))
         rows = int(self._runs.stop[number] - self._runs.start[number])
-        return self._open[slot].take(rows if self._counted and number not in self._lasts else None)
+        return self._open[slot].take(rows if self._counted and not self._is_last[number] else None)
 
     def _close(self) -> None:
         for each in self._open.values():

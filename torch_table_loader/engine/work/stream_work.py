@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.planning.window_sizes import WindowSizes
     from torch_table_loader.planning.windows import Window
     from torch_table_loader.ranges import Fetcher, FetchSettings
     from torch_table_loader.read.tasks import TaskReader
@@ -89,8 +90,8 @@ class StreamWork(LaneWork):
                 padded_from = section.padded_from - stretch.at
                 if stretch.unit is not None:
                     yield self._unit(stretch, padded_from, read)
-                elif stretch.size is not None:
-                    yield from self._permuted(stretch, stretch.size, self._plain(stretch, padded_from, read))
+                elif stretch.sizes is not None:
+                    yield from self._permuted(stretch, stretch.sizes, self._plain(stretch, padded_from, read))
                 else:
                     yield from _views(self._plain(stretch, padded_from, read))
 
@@ -113,11 +114,11 @@ class StreamWork(LaneWork):
         full_rows = self.plan.body_batches[lane] * self.plan.batch_size
         for stretch in stretches(whole, self.segments):
             source = self._plain(stretch, stretch.runs.num_rows, read)
-            if stretch.size is None:
+            if stretch.sizes is None:
                 yield from _views(source)
             else:
                 body = replace(stretch, runs=stretch.runs.slice(0, full_rows))
-                yield from self._permuted(body, stretch.size, source)
+                yield from self._permuted(body, stretch.sizes, source)
 
     def tails(self, rests: Sequence[Rows], ahead: Fetcher | None = None) -> list[Rows]:
         """Join what the lanes left over, and the padding, to the rows of the rank's last batches, one run a batch."""
@@ -134,12 +135,12 @@ class StreamWork(LaneWork):
         ]
 
     def _tail(self, number: int, rows: Rows) -> Rows:
-        window = self.plan.window
-        if window is None:
+        sizes = self.plan.windows
+        if sizes is None:
             return rows
         dealt = self.plan.batch_size if self.plan.deals else 0
-        stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, window, None, dealt)
-        shuffle = self._shuffle(stretch, window, rows.num_rows)
+        stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, sizes, None, dealt)
+        shuffle = self._shuffle(stretch, sizes, rows.num_rows)
         return cast("Rows", self.codec.concat([*shuffle.push(Part(rows, 0, rows.num_rows)), *shuffle.finish()]))
 
     def _plans(self, begun: Mapping[int, int], *, joins: bool) -> Iterator[Iterator[PlannedRead]]:
@@ -185,7 +186,7 @@ class StreamWork(LaneWork):
             return window.segments, window.runs
         if not self.plan.counted:
             return stretch.segments, stretch.runs
-        start = stretch.start if stretch.size is None else stretch.start // stretch.size * stretch.size
+        start = stretch.start if stretch.sizes is None else stretch.sizes.at(stretch.start)[1]
         return stretch.segments, stretch.runs.slice(start, stretch.runs.num_rows)
 
     def _older_window(self, stretch: Stretch) -> Window:
@@ -198,12 +199,11 @@ class StreamWork(LaneWork):
         at = stretch.runs.num_rows - runs.num_rows
         return self._read(segments, runs, read, lambda places: places >= padded_from - at)
 
-    def _permuted(self, stretch: Stretch, size: int, source: Iterator[Part[Rows]]) -> Iterator[Rows]:
+    def _permuted(self, stretch: Stretch, sizes: WindowSizes, source: Iterator[Part[Rows]]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
-        first = stretch.start // size
-        at = first * size
+        first, at = sizes.at(stretch.start)
         left = stretch.runs.num_rows - at if self.plan.counted else None
-        shuffle = self._shuffle(stretch, size, left or 0, first)
+        shuffle = self._shuffle(stretch, sizes, left or 0, first)
         for rows in _through(shuffle, source, left):
             wanted = _between(rows, stretch.start - at, None if stretch.stop is None else stretch.stop - at)
             at += rows.num_rows
@@ -223,12 +223,12 @@ class StreamWork(LaneWork):
         yield window.slice(start, window.num_rows)
 
     def _shuffle(
-        self, stretch: Stretch, size: int, length: int, first: int = 0
+        self, stretch: Stretch, sizes: WindowSizes, length: int, first: int = 0
     ) -> WindowShuffle[Any] | WindowDeal[Any]:
         """Return what shuffles the rows of a stretch; only where they are dealt it matters how many these are."""
         if stretch.dealt and not self.codec.keeps_runs:
-            return WindowDeal(self.codec, size, length, partial(self._dealing, stretch), first)
-        return WindowShuffle(self.codec, size, partial(self._permute, stretch), first)
+            return WindowDeal(self.codec, sizes, length, partial(self._dealing, stretch), first)
+        return WindowShuffle(self.codec, sizes, partial(self._permute, stretch), first)
 
     def _permute(self, stretch: Stretch, number: int, parts: Sequence[Rows]) -> Rows:
         length = sum(part.num_rows for part in parts)

@@ -137,7 +137,9 @@ class _Types:
 
     def _field(self, name: str, avro: Any, field_id: int | None, namespace: str) -> pa.Field:
         nullable = any(kind in _NULLS for kind in (avro if isinstance(avro, list) else [avro]))
-        metadata = None if field_id is None else {FIELD_ID_KEY: str(field_id)}
+        metadata = None
+        if field_id is not None:
+            metadata = {FIELD_ID_KEY: str(field_id)}
         return pa.field(name, self._type(avro, namespace), nullable=nullable, metadata=metadata)
 
     def _type(self, avro: Any, namespace: str) -> pa.DataType:
@@ -252,9 +254,8 @@ def _plain(kind: pa.DataType) -> _Plain | None:
     if pa.types.is_map(kind):
         key, item = _plain(kind.key_type) or _same, _plain(kind.item_type) or _same
         return lambda value: [(key(k), None if v is None else item(v)) for k, v in _pairs(value)]
-    if pa.types.is_list(kind):
-        each = _plain(kind.value_type)
-        return None if each is None else lambda value: [None if v is None else each(v) for v in value]
+    if pa.types.is_list(kind) and (each := _plain(kind.value_type)) is not None:
+        return lambda value: [None if v is None else each(v) for v in value]
     if pa.types.is_fixed_size_binary(kind):
         return lambda value: getattr(value, "bytes", value)  # a UUID, or bytes
     return None

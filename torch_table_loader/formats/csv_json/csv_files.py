@@ -76,8 +76,10 @@ class CsvReader(TextReader):
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> Parsed:
         kept = num_bytes <= sizes().far_request_bytes  # what one request brings is not asked for twice
         with open_text(storage, file, self.options.encoding) as source:
-            text = pa.py_buffer(source.read()) if kept else None
-            first = source if text is None else pa.BufferReader(text)
+            text, first = None, source
+            if kept:
+                text = pa.py_buffer(source.read())
+                first = pa.BufferReader(text)
             read, parse = self._layout(file)
             scanned = _Scanned(first, parse)
             table = csv.read_csv(scanned, read, parse, self._convert(self.options.types, words=True))
@@ -89,7 +91,7 @@ class CsvReader(TextReader):
             if self._is_unsure(own[place], values, codes=scanned.may_hold_codes)
         ]
         if asked:
-            with open_text(storage, file, self.options.encoding) if text is None else pa.BufferReader(text) as source:
+            with self._again(storage, file, text) as source:
                 found = self._texts(source, file, table.select(asked))
             for place, texts in zip(asked, found, strict=True):
                 own[place] = texts.told_of(own[place], table.column(place), words=self.options.null_values is None)
@@ -107,6 +109,12 @@ class CsvReader(TextReader):
         if own.name in self.options.types or (pa.types.is_integer(own.type) and not codes):
             return False
         return _may_be_whole(values)
+
+    def _again(self, storage: Storage, file: DataFile, text: pa.Buffer | None) -> pa.NativeFile:
+        """Open a file whose text was kept, or was not."""
+        if text is None:
+            return open_text(storage, file, self.options.encoding)
+        return pa.BufferReader(text)
 
     def _texts(self, source: pa.NativeFile, file: DataFile, parsed: pa.Table) -> list[_Texts]:
         names, kinds = parsed.schema.names, parsed.schema.types
@@ -193,7 +201,10 @@ class CsvReader(TextReader):
         convert.include_columns = read
         with csv.open_csv(_Ended(source), *self._layout(file), convert) as batches:
             for batch in batches:
-                yield self._with_values(batch, {place: fields[place].type for place in again}) if again else batch
+                if again:
+                    yield self._with_values(batch, {place: fields[place].type for place in again})
+                else:
+                    yield batch
 
     def _with_values(self, batch: pa.RecordBatch, types: dict[int, pa.DataType]) -> pa.RecordBatch:
         """Parse columns of texts once more, as types that are not text."""
@@ -216,7 +227,9 @@ class CsvReader(TextReader):
             read.autogenerate_column_names = True
         elif self.options.header is not True:
             read.column_names = list(self.options.header)
-        by_name = "\t" if split_codec(file.name)[0].lower().endswith(".tsv") else ","
+        by_name = ","
+        if split_codec(file.name)[0].lower().endswith(".tsv"):
+            by_name = "\t"
         # Without `newlines_in_values`, a quoted line break at the edge of a block is an error or a wrong row.
         return read, csv.ParseOptions(
             delimiter=self.options.delimiter or by_name, quote_char=self.options.quote or False, newlines_in_values=True
@@ -225,7 +238,9 @@ class CsvReader(TextReader):
     def _null_words(self, *, words: bool) -> list[str]:
         if self.options.null_values is not None:
             return ["", *self.options.null_values]
-        return list(_NULLS if words else _NULLS[:1])
+        if words:
+            return list(_NULLS)
+        return [""]
 
     def _convert(self, types: Mapping[str, Any], *, words: bool) -> csv.ConvertOptions:
         """Return what becomes of fields: where `words`, of columns that hold no text, and else of those that do."""
@@ -287,7 +302,9 @@ class _Texts:
             return pa.field(own.name, pa.string(), metadata=CODES)
         if kind == pa.int64():  # in doubles with a plus, which pyarrow takes in no others
             return own
-        return own.with_type(WHOLE if self._have_plus else kind)
+        if self._have_plus:
+            kind = WHOLE
+        return own.with_type(kind)
 
 
 def _may_be_whole(values: pa.ChunkedArray) -> bool:
@@ -301,7 +318,9 @@ def _settled_nulls(fields: Sequence[pa.Field]) -> list[pa.Field]:
     """Return the fields of one column in all files, with those as text that hold null words alone, if others do."""
     others = [field for field in fields if not pa.types.is_null(field.type)]
     unsure = [field for field in fields if pa.types.is_null(field.type) and _NULLS_ARE in (field.metadata or {})]
-    text = all(_is_text(field.type) for field in others) if others else all(map(_is_empty, unsure))
+    text = all(map(_is_empty, unsure))
+    if others:
+        text = all(_is_text(field.type) for field in others)
     if not text:
         return list(fields)
     mark = CODES if others and all(is_marked(field, CODES) for field in others) else None

@@ -156,7 +156,9 @@ class JsonReader(TextReader):
             map(partial(_few_lines, sizes().sparse_values // max(1, len(fields))), blocks)
         ):
             table = sound_text(_parsed(pa.BufferReader(block), len(block), options))
-            yield from (table if wanted == read else table.cast(wanted)).to_batches()
+            if wanted != read:
+                table = table.cast(wanted)
+            yield from table.to_batches()
 
 
 class _Levelled:
@@ -209,8 +211,9 @@ class _Begun:
 
     def read(self, length: int = -1) -> bytes:
         if self._head:
-            end = len(self._head) if length < 0 else length
-            piece, self._head = self._head[:end], self._head[end:]
+            if length < 0:
+                length = len(self._head)
+            piece, self._head = self._head[:length], self._head[length:]
             return piece
         rest: bytes = self._source.read(None if length < 0 else length)
         return rest

@@ -46,9 +46,10 @@ class ObjectLines:
             parts.append(line)
             num_bytes += len(line)
         text = b"".join(parts)
-        cut = len(text) if length < 0 else length
-        self._made = text[cut:]
-        return text[:cut]
+        if length < 0:
+            length = len(text)
+        self._made = text[length:]
+        return text[:length]
 
     def _objects(self) -> Iterator[bytes]:
         while letter := self._next():
@@ -190,7 +191,9 @@ def _after_space(text: str, place: int) -> int:
 
 def _integer(digits: str) -> int:
     """Parse a whole number; one of more digits than any type has counts as one more than the greatest."""
-    return int(digits) if len(digits) <= _DIGITS.precision + 1 else 10**_DIGITS.precision
+    if len(digits) > _DIGITS.precision + 1:
+        return 10**_DIGITS.precision  # type: ignore[no-any-return]
+    return int(digits)
 
 
 def retyped(own: pa.Field, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Field:

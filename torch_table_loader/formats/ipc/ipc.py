@@ -29,6 +29,7 @@ from torch_table_loader.formats.ipc.ipc_layout import (
     VARIADIC,
     VERSION,
     Block,
+    batch_at,
     batch_of_message,
     check_footer,
     check_message,
@@ -121,6 +122,13 @@ class IpcReader(WholeGroups, CountedColumns):
             return [[(0, file.version.num_bytes)] for _ in groups]
         return WholeGroups.ranges(self, file, meta, groups, columns)
 
+    @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        held = WholeGroups.held_bytes(self, meta, group, columns, max_rows, row_bytes)
+        if meta.column_bytes is None:
+            return held
+        return max(meta.group_bytes[group], held - meta.group_bytes[group])  # uncompressed, rows are what is stored
+
 
 class IpcFile(GroupedFile):
     """An open file of the IPC file format, whose row groups are record batches."""
@@ -180,8 +188,9 @@ def _column_bytes(
     source: pa.NativeFile, batches: Sequence[Block], schema: pa.Schema, num_rows: int
 ) -> tuple[int, ...] | None:
     """Return what columns decode to, where they are stored as they are: those of variable width share what is left."""
-    first = message_at(source, batches[0].start) if batches else None
-    batch = None if first is None else batch_of_message(first[0])
+    if not batches:
+        return None
+    batch = batch_at(source, batches[0].start)
     if batch is None or batch.table(COMPRESSION) is not None or any(map(pa.types.is_dictionary, schema.types)):
         return None
     widths = np.array([width_of(kind) for kind in schema.types], np.float64)
@@ -224,7 +233,10 @@ def _stream(
                 source.seek(stop)
             if (batch := next(reader, None)) is None:
                 break
-            yield _batch_with_places(sound(batch), place) if PLACE in columns else sound(batch)
+            batch = sound(batch)
+            if PLACE in columns:
+                batch = _batch_with_places(batch, place)
+            yield batch
     size = source.size()
     marker = source.read_at(8, stop)
     if size != stop and not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
@@ -292,8 +304,7 @@ def _buffers_before(schema: pa.Schema, column: str) -> int:
     """Return how many buffers of a record batch are of the columns before one."""
     fields = list(schema)[: schema.names.index(column)]
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
-    found = message_at(pa.BufferReader(empty.serialize()), 0)
-    batch = None if found is None else batch_of_message(found[0])
+    batch = batch_at(pa.BufferReader(empty.serialize()), 0)
     if batch is None:
         return 0
     return batch.vector(BUFFERS)[1]
@@ -305,7 +316,9 @@ def _cheapest(schema: pa.Schema) -> list[str]:
     def width(field: pa.Field) -> int:
         if pa.types.is_null(field.type):
             return 0
-        return field.type.bit_width if pa.types.is_primitive(field.type) else 1 << 16
+        if not pa.types.is_primitive(field.type):
+            return 1 << 16
+        return int(field.type.bit_width)
 
     if len(schema):
         return [min(schema, key=width).name]
@@ -372,8 +385,7 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
             return None
         for start, _ in (meta.group_ranges or ())[:1]:
             with reading(storage, file, "an Arrow IPC file"), storage.open(file.path) as source:
-                found = message_at(source, start)
-                batch = None if found is None else batch_of_message(found[0])
+                batch = batch_at(source, start)
                 if batch is None or batch.table(COMPRESSION) is not None:
                     return None
         return _meta_with_place(meta)

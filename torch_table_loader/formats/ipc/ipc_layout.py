@@ -170,9 +170,11 @@ def sized(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None = No
 
 
 def _check_sizes(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None) -> None:
-    for start in starts() if starts is not None else ():
-        check_message(source, start)
-    place = 0 if starts is None else None
+    if starts is not None:
+        for start in starts():
+            check_message(source, start)
+        return
+    place: int | None = 0
     while place is not None:
         place = check_message(source, place)
 
@@ -200,8 +202,9 @@ def check_message(source: pa.NativeFile, start: int) -> int | None:
     if found is None:
         return None
     message, body = found
-    place = message.place(_BODY_LENGTH)
-    num_bytes = struct.unpack_from("<q", message.data, place)[0] if place else 0
+    num_bytes = 0
+    if place := message.place(_BODY_LENGTH):
+        (num_bytes,) = struct.unpack_from("<q", message.data, place)
     if not 0 <= num_bytes <= size - body:
         raise ValueError(f"the message at byte {start} of {size} says that its body has {num_bytes} bytes")
     if batch := batch_of_message(message):
@@ -209,10 +212,20 @@ def check_message(source: pa.NativeFile, start: int) -> int | None:
     return int(body + num_bytes)
 
 
+def batch_at(source: pa.NativeFile, start: int) -> FlatTable | None:
+    """Return the record batch of the message that begins at a byte; None if it has none, or no message is there."""
+    found = message_at(source, start)
+    if found is None:
+        return None
+    return batch_of_message(found[0])
+
+
 def batch_of_message(message: FlatTable) -> FlatTable | None:
     """Return the record batch of a message, that of a dictionary's too; None if it has none."""
     kind = message.byte(HEADER - 1)
-    header = message.table(HEADER) if kind in (RECORD_BATCH, _DICTIONARY_BATCH) else None
+    if kind not in (RECORD_BATCH, _DICTIONARY_BATCH):
+        return None
+    header = message.table(HEADER)
     if header and kind == _DICTIONARY_BATCH:
         return header.table(_BATCH_OF_DICTIONARY)
     return header

@@ -236,7 +236,9 @@ def _column_bytes(tail: Tail, num_rows: int) -> tuple[int, ...] | None:
 
     sizes = [decoded(at, num_rows) for at in types[0].children]
     known = [size for size in sizes if size is not None]
-    return tuple(known) if len(known) == len(sizes) else None
+    if len(known) < len(sizes):
+        return None
+    return tuple(known)
 
 
 def check_stripes(stripes: list[Stripe], stop: int) -> None:
@@ -347,10 +349,10 @@ class StripeCheck:
     def _numbers_of(self, columns: Iterable[str]) -> Sequence[int]:
         """Return the numbers of columns at the top; the root's where a name may mean more."""
         known = dict(zip(self.names, self.types[0].children, strict=True))
-        numbers = [None if "." in name else known.get(name) for name in columns]
-        if None in numbers:
+        names = list(columns)
+        if any("." in name or name not in known for name in names):
             return [0]
-        return [number for number in numbers if number is not None]
+        return [known[name] for name in names]
 
     def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
         """Read a stripe's footer: how each column is encoded, and where its streams are."""
@@ -466,8 +468,9 @@ class _StripeColumns:
 
     def _stored(self, at: int, kind: int) -> bytes:
         start, length = self.columns[at].streams.get(kind, (0, 0))
-        found: bytes = self.source.read_at(length, start) if length else b""
-        return found
+        if not length:
+            return b""
+        return bytes(self.source.read_at(length, start))
 
 
 def _counting_stream(column: _Column, kind: int) -> int:

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,11 @@ import pyarrow as pa
 
 _NONE, _ZLIB, _SNAPPY, LZO, _LZ4, _ZSTD = range(6)
 _HEADER_BYTES = 3
+
+_LONG_CHUNK = "a chunk is longer decompressed than the postscript says"
+
+_FIXED_BYTES = {1: 8, 5: 4}
+"""By the wire types of numbers of a fixed width."""
 
 MOST_CHUNK_BYTES = 1 << 24
 """The largest decompressed chunk. The length of a compressed one has 23 bits."""
@@ -45,8 +51,8 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             continue
         if tag & 7 == 2:
             length, place = varint(message, place)
-        elif tag & 7 in {1, 5}:
-            length = 8 if tag & 7 == 1 else 4
+        elif tag & 7 in _FIXED_BYTES:
+            length = _FIXED_BYTES[tag & 7]
         else:
             raise ValueError(f"wire type {tag & 7} is unknown")
         if place + length > len(message):
@@ -88,7 +94,9 @@ def decompressed(data: bytes, compression: int, chunk_bytes: int = MOST_CHUNK_BY
     while place + _HEADER_BYTES <= len(data):
         header = int.from_bytes(data[place : place + _HEADER_BYTES], "little")
         chunk = data[place + _HEADER_BYTES : place + _HEADER_BYTES + (header >> 1)]
-        chunks.append(chunk if header & 1 else _chunk(chunk, compression, chunk_bytes))
+        if not header & 1:
+            chunk = _chunk(chunk, compression, chunk_bytes)
+        chunks.append(chunk)
         place += _HEADER_BYTES + (header >> 1)
     return b"".join(chunks)
 
@@ -101,8 +109,9 @@ def _chunk(chunk: bytes, compression: int, most: int) -> bytes:
             raise ValueError(str(error)) from error
     elif compression == _SNAPPY:
         length, _ = varint(chunk, 0)
-        found = b"" if length > most else pa.decompress(chunk, decompressed_size=length, codec="snappy", asbytes=True)
-        most = most if length <= most else -1
+        if length > most:
+            raise ValueError(_LONG_CHUNK)
+        found = pa.decompress(chunk, decompressed_size=length, codec="snappy", asbytes=True)
     elif compression == _LZ4:
         found = _lz4_block(chunk, most)
     elif compression == _ZSTD:
@@ -110,7 +119,7 @@ def _chunk(chunk: bytes, compression: int, most: int) -> bytes:
     else:
         raise ValueError(f"compression {compression} is not supported")
     if len(found) > most:
-        raise ValueError("a chunk is longer decompressed than the postscript says")
+        raise ValueError(_LONG_CHUNK)
     return found
 
 
@@ -178,7 +187,9 @@ def bounds_of(data: bytes, *, version: int, signed: bool, exact: bool) -> Bounds
     `exact` decodes runs whose headers alone say less.
     """
     try:
-        return _version_1(data, signed=signed) if version == 1 else _version_2(data, signed=signed, exact=exact)
+        if version == 1:
+            return _version_1(data, signed=signed)
+        return _version_2(data, signed=signed, exact=exact)
     except IndexError:
         raise ValueError("a run of integers ends after its stream") from None
 
@@ -214,8 +225,12 @@ def count_of_bytes(data: bytes) -> int:
     count = place = 0
     while place < len(data):
         control = data[place]
-        count += control + 3 if control < 128 else 256 - control
-        place += 2 if control < 128 else 257 - control
+        if control < 128:
+            count += control + 3
+            place += 2
+        else:
+            count += 256 - control
+            place += 257 - control
     return count
 
 
@@ -225,8 +240,10 @@ def _version_1(data: bytes, *, signed: bool) -> Bounds:
         control = data[place]
         if control < 128:
             count, step = control + 3, data[place + 1]
+            if step > 127:
+                step -= 256
             first, place = _integer(data, place + 2, signed=signed)
-            last = first + (step - 256 if step > 127 else step) * (count - 1)
+            last = first + step * (count - 1)
             found = found.and_run(count, min(first, last), max(first, last), (first + last) * count // 2)
         else:
             place += 1
@@ -252,7 +269,8 @@ def _run(data: bytes, place: int, *, signed: bool, exact: bool) -> tuple[int, in
     if head < _DIRECT:
         stop = place + 2 + (head >> 3)
         value = int.from_bytes(data[place + 1 : stop], "big")
-        value = _unzigzag(value) if signed else value
+        if signed:
+            value = _unzigzag(value)
         count = (head & 7) + 3
         return count, value, value, value * count, stop
     if head >= _DELTA:
@@ -263,9 +281,12 @@ def _run(data: bytes, place: int, *, signed: bool, exact: bool) -> tuple[int, in
     stop = place + 2 + (count * width + 7 >> 3)
     if exact and stop <= len(data):
         values = _unpacked(data[place + 2 : stop], count, width)
-        values = [_unzigzag(value) for value in values] if signed else values
+        if signed:
+            values = [_unzigzag(value) for value in values]
         return count, min(values), max(values), sum(values), stop
-    low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
+    low, high = 0, (1 << width) - 1
+    if signed:
+        low, high = -(1 << width - 1), (1 << width - 1) - 1
     return count, low, high, high * count, stop
 
 
@@ -289,7 +310,8 @@ def _patched(data: bytes, place: int, *, exact: bool) -> tuple[int, int, int, in
         raise ValueError("a run of integers ends within a patch")
     base = int.from_bytes(data[place + 4 : start], "big")
     sign = 1 << 8 * base_bytes - 1
-    base = -(base & ~sign) if base & sign else base
+    if base & sign:
+        base = -(base & ~sign)
     if not exact:
         high, patched = (1 << width) - 1, (1 << width + patch_width) - 1
         return length, base, base + patched, (base + high) * length + patched * num_patches, stop
@@ -320,13 +342,14 @@ def _delta(data: bytes, place: int, *, signed: bool, exact: bool) -> tuple[int, 
     second = first + step
     if exact and stop <= len(data):
         steps = _unpacked(data[start:stop], length - 2, width)
-        values, value = [first, second], second
-        for each in steps:
-            value += each if step >= 0 else -each
-            values.append(value)
+        if step < 0:
+            steps = [-each for each in steps]
+        values = [first, *accumulate(steps, initial=second)]
         return length, min(values), max(values), sum(values), stop
     reach = (length - 2) * ((1 << width) - 1)
-    low, high = (min(first, second), second + reach) if step >= 0 else (second - reach, first)
+    low, high = min(first, second), second + reach
+    if step < 0:
+        low, high = second - reach, first
     return length, low, high, max(first, high) * length, stop
 
 
@@ -340,7 +363,9 @@ def _unpacked(data: bytes, count: int, width: int) -> list[int]:
 
 def _integer(data: bytes, place: int, *, signed: bool) -> tuple[int, int]:
     value, place = varint(data, place)
-    return (_unzigzag(value) if signed else value), place
+    if signed:
+        value = _unzigzag(value)
+    return value, place
 
 
 def _unzigzag(value: int) -> int:

@@ -31,7 +31,9 @@ def correct_seconds(batch: pa.RecordBatch, zone: str) -> None:
     from zoneinfo import ZoneInfo
 
     ahead = dt.datetime(1970, 1, 1, tzinfo=ZoneInfo(zone)).utcoffset() or dt.timedelta()
-    for array in arrays if ahead else ():
+    if not ahead:
+        return
+    for array in arrays:
         values = np.frombuffer(array.buffers()[1], np.int64)
         near = np.flatnonzero((values > -_NEAR) & (values < _NEAR))
         seconds, rest = np.divmod(values[near], _SECOND)

@@ -26,8 +26,6 @@ except ImportError as error:
         f"tensor shards are parsed by onnx, which is not installed ({error}); pip install 'torch-table-loader[onnx]'"
     ) from error
 
-__all__ = ["TensorProto"]  # for what writes
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -117,8 +115,19 @@ def type_name(code: int) -> str:
 
 def byte_width(kind: pa.DataType) -> int:
     """Return the bytes of a value in a TensorProto."""
-    storage = kind.storage_type if isinstance(kind, ElementType) else kind
-    return max(1, int(storage.bit_width) // 8)
+    return max(1, int(storage_of(kind).bit_width) // 8)
+
+
+def storage_of(kind: pa.DataType) -> pa.DataType:
+    """Return what values of a type are stored as."""
+    if isinstance(kind, ElementType):
+        return kind.storage_type
+    return kind
+
+
+def empty_tensor(name: str, kind: pa.DataType) -> Any:
+    """Return a TensorProto of a name and a type, without values."""
+    return TensorProto(name=name, data_type=CODES[kind])
 
 
 _WIDTHS = {code: byte_width(kind) for code, kind in TYPES.items()}
@@ -148,12 +157,15 @@ class _Carrier(NamedTuple):
 
 def _carrier(code: int, kind: pa.DataType) -> _Carrier:
     field, dtype = _FIELDS.get(type_name(code), ("int32_data", np.dtype("<i4")))
-    signed = pa.types.is_signed_integer(kind)
     if dtype.kind == "f" or dtype.itemsize == _WIDTHS[code]:
         return _Carrier(field, dtype)
-    narrow = np.dtype(f"<{'i' if signed else 'u'}{_WIDTHS[code]}")
-    most = 1 if pa.types.is_boolean(kind) else int(np.iinfo(narrow).max)
-    return _Carrier(field, dtype, narrow, int(np.iinfo(narrow).min), most)
+    narrow = np.dtype(f"<u{_WIDTHS[code]}")
+    if pa.types.is_signed_integer(kind):
+        narrow = np.dtype(f"<i{_WIDTHS[code]}")
+    least, most = int(np.iinfo(narrow).min), int(np.iinfo(narrow).max)
+    if pa.types.is_boolean(kind):
+        most = 1
+    return _Carrier(field, dtype, narrow, least, most)
 
 
 _CARRIERS = {code: _carrier(code, kind) for code, kind in TYPES.items()}
@@ -171,12 +183,13 @@ def _parsed(data: bytes) -> Feature:
     count, width = prod(dims), _WIDTHS.get(code)
     if width is None:
         return Feature(tensor.name, code, dims, len(data), None if count == 0 else b"")
+    values = b""
     if tensor.HasField("raw_data"):
         values = tensor.raw_data
         if len(values) == count * width and values and data.endswith(values):
             return Feature(tensor.name, code, dims, len(data) - len(values))
-    else:
-        values = _typed(tensor, code) if count else b""
+    elif count:
+        values = _typed(tensor, code)
     if len(values) != count * width:
         raise ValueError(
             f"it has {len(values)} bytes of values, and {type_name(code)} of the shape {list(dims)} has {count * width}"

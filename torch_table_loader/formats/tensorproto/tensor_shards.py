@@ -36,8 +36,9 @@ from torch_table_loader.formats.tensorproto.protos import (
     Place,
     Samples,
     SampleWalk,
-    TensorProto,
     byte_width,
+    empty_tensor,
+    storage_of,
     type_name,
 )
 from torch_table_loader.messages import first_twice
@@ -156,7 +157,7 @@ class TensorProtoReader(WholeGroups, WithoutNulls, SidecarReader, SettlingReader
         for columns in of_files:
             for each in columns:
                 key = (str(each.column), each.code)
-                patterns[key] = joint(patterns[key], each.pattern) if key in patterns else each.pattern
+                patterns[key] = joint(patterns.get(key, each.pattern), each.pattern)
         return [
             replace(
                 meta, schema=_schema([each._replace(pattern=patterns[str(each.column), each.code]) for each in columns])
@@ -258,7 +259,9 @@ class _Survey:
         if self._left_out is None:
             raise TableError(_damaged(self._file, self._samples, damage)) from damage
         number = self._samples + len(self._left_out)
-        what = f"sample {number}" if damage.length is not None else f"sample {number} and what follows it"
+        what = f"sample {number}"
+        if damage.length is None:
+            what += " and what follows it"
         self._left_out.append(LeftOut(self._file.name, what, start, stop, str(damage)))
 
     def _check(self, places: tuple[Place, ...]) -> None:
@@ -362,7 +365,9 @@ def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, st
     columns: list[_Column] = []
     for number, place in enumerate(places):
         feature = place.feature
-        by_name = names.get(feature.name, feature.name or f"feature_{number}") if feature.name else f"feature_{number}"
+        by_name: str | None = f"feature_{number}"
+        if feature.name:
+            by_name = names.get(feature.name, feature.name)
         column = names.get(number, by_name)
         if column is not None and feature.code not in TYPES:
             raise TableError(
@@ -454,8 +459,7 @@ class _Tensors:
 
 
 def _wrapped(element: pa.DataType, count: int, data: pa.Buffer) -> pa.Array:
-    storage = element.storage_type if isinstance(element, ElementType) else element
-    array = pa.Array.from_buffers(storage, count, [None, data], null_count=0)
+    array = pa.Array.from_buffers(storage_of(element), count, [None, data], null_count=0)
     if isinstance(element, ElementType):
         return pa.ExtensionArray.from_storage(element, array)
     return array
@@ -484,7 +488,9 @@ class TensorProtoWriter(FormatWriter):
         if not schema.names:
             raise ConfigError("a sample needs at least one feature, but the table has no columns")
         for column in schema:
-            kind = plain_type(column.type) if not isinstance(column.type, ElementType) else column.type
+            kind = column.type
+            if not isinstance(kind, ElementType):
+                kind = plain_type(kind)
             if _is_tensor_struct(kind):
                 kind = kind.field(VALUES).type
             if innermost(kind) not in CODES:
@@ -509,10 +515,16 @@ class TensorProtoWriter(FormatWriter):
                 done += 1
 
 
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column without dictionaries and other forms; that of an element type has none."""
+    if isinstance(column.type, ElementType):
+        return column
+    return plain(column)
+
+
 def _features(name: str, column: pa.Array, done: int) -> list[bytes]:
     """Return a column's rows as serialized TensorProtos."""
-    if not isinstance(column.type, ElementType):
-        column = plain(column)
+    column = _plain(column)
     kind, shapes = column.type, None
     if _is_tensor_struct(kind):
         _refuse_nulls(column, name, done)
@@ -523,7 +535,7 @@ def _features(name: str, column: pa.Array, done: int) -> list[bytes]:
     element = innermost(kind)
     rows, data = _bytes_of(column, name, done)
     made: list[bytes] = []
-    message = TensorProto(name=name, data_type=CODES[element])
+    message = empty_tensor(name, element)
     width = byte_width(element)
     for row, (start, stop, own) in enumerate(rows):
         dims = own if shapes is None else shapes[row]
@@ -554,12 +566,14 @@ def _bytes_of(
             raise TableError(
                 f"column {name!r} has lists inside lists, which cannot become tensors; leave it out with --columns"
             )
-        column = column if isinstance(column.type, ElementType) else plain(column)
+        column = _plain(column)
         _refuse_nulls(column, name, done)
     each = int(np.prod(inside, dtype=np.int64))
-    counts = np.full(rows, each) if lengths is None else lengths * each
+    counts = np.full(rows, each)
+    firsts: list[tuple[int, ...]] = [()] * rows
+    if lengths is not None:
+        counts, firsts = lengths * each, [(length,) for length in lengths.tolist()]
     ends = np.cumsum(counts).tolist()
-    firsts = [()] * rows if lengths is None else [(length,) for length in lengths.tolist()]
     places = [
         (end - count, end, (*first, *inside)) for end, count, first in zip(ends, counts.tolist(), firsts, strict=True)
     ]

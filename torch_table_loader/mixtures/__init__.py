@@ -1,0 +1,1 @@
+"""Several tables as one, in shares that the caller chooses: a part that builds can lack."""

@@ -135,6 +135,7 @@ class EachOnce:
 class RowOrder:
     """An epoch's order over the rows of a store, permuted.
 
+    >>> import numpy as np
     >>> from torch_table_loader.planning.exclusion import Remaining
     >>> from torch_table_loader.planning.keys import derive_key
     >>> from torch_table_loader.planning.permutation import Permutation

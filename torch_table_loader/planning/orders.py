@@ -140,7 +140,7 @@ class RowOrder:
     >>> from torch_table_loader.planning.keys import derive_key
     >>> from torch_table_loader.planning.permutation import Permutation
     >>> RowOrder(Permutation(3, derive_key(0, 0, "rows")), Remaining(4, np.array([1]))).take(np.arange(3)).tolist()
-    [3, 2, 0]
+    [2, 0, 3]
     """
 
     permutation: Permutation

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.arrow.arrays import copies_lists, take
+from torch_table_loader.arrow.arrays import copies_lists, take, take_rows
 from torch_table_loader.store.gather import take_lists
 from torch_table_loader.testing import small_sizes
 
@@ -49,6 +49,12 @@ def test_rows_of_lists_equal_those_taken_by_pyarrow(
         again = take(array, pa.array(own))
         again.validate(full=True)
         assert again.equals(array.take(pa.array(own)))
+
+
+def test_rows_of_a_batch_are_as_many_as_asked_for_with_and_without_columns() -> None:
+    batch = pa.record_batch({"a": [1, 2, 3]})
+    for columns in (["a"], []):
+        assert take_rows(batch.select(columns), pa.array([2, 0])).num_rows == 2
 
 
 def lists(rng: np.random.Generator, kind: Any, size: int, most: int, nulls: float) -> pa.Array:

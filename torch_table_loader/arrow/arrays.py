@@ -70,7 +70,9 @@ def selected(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
 
 
 def take_rows(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
-    """Return rows of a batch of any types, by their places, which are not checked."""
+    """Return rows of a batch of any types, or without columns, by their places, which are not checked."""
+    if not batch.num_columns:
+        return pc.take(batch, places, boundscheck=False)
     return pa.RecordBatch.from_arrays([take(each, places) for each in batch.columns], schema=batch.schema)
 
 

@@ -28,8 +28,9 @@ TRAIN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS
 TESTS := tests torch_table_loader strategies/tests
 LOWEST := .venv-lowest
 LOWEST_TORCH ?= 2.5.0
-LOWEST_TESTS := tests/rooms tests/laws strategies/tests $(addprefix tests/torch/test_, exactly_once.py same_batches.py \
-    state.py rows.py nested.py table_laws.py) --ignore tests/rooms/test_docs.py
+LOWEST_TESTS := $(addprefix tests/, rooms laws mixtures order) strategies/tests \
+    $(addprefix tests/torch/test_, exactly_once.py same_batches.py state.py rows.py nested.py table_laws.py) \
+    --ignore tests/rooms/test_docs.py
 PYTEST := $(BIN)/python -m pytest $(TESTS)
 # Three processes share the files of tests, whichever is free takes the next: on two cores, since tests wait now and
 # then. If one dies, the run ends and says so.

@@ -219,7 +219,6 @@ BESIDE = {
         "from torch_table_loader import MixedDataset",
         (
             "tests/mixtures/test_mixed_jobs.py::test_the_order_does_not_depend_on_the_topology",
-            "tests/mixtures/test_mixed.py::test_each_epoch_takes_its_sources_in_another_order",
             "tests/mixtures/test_quotas.py::test_natural_shares_deliver_each_row_once",
         ),
         (

@@ -124,7 +124,7 @@ def stored_values(lists: pa.Array) -> NDArray[Any]:
 
 
 def _are_long(lists: pa.Array) -> bool:
-    """Whether it is worth copying lists as wholes; not if there is a null inside."""
+    """Return whether lists are long enough to be copied list by list; lists with a null inside are not."""
     num_bytes = len(lists.values) * lists.type.value_type.bit_width // 8
     return num_bytes > COPIED_BYTES * len(lists) and not lists.values.null_count
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 COPIED_BYTES = 32
-"""From so many bytes a run on, on average, runs are copied as wholes; shorter ones sooner value by value."""
+"""Runs with at least so many bytes on average are copied whole; shorter ones are faster value by value."""
 
 
 def runs_of(chunks: Sequence[NDArray[Any]], at: Ints, length: Ints) -> NDArray[Any]:

@@ -161,7 +161,7 @@ class Keyed:
 
 
 def keyed(schema: pa.Schema, columns: Sequence[Decoder], policy: TypePolicy) -> Keyed:
-    """Return what makes each key of a batch; columns that no key names come behind."""
+    """Return what makes each key of a batch; columns that no key names come last."""
     asked = policy.columns if isinstance(policy.columns, Mapping) else {}
     found, taken = Keyed(), set[int]()
     for key, names in asked.items():

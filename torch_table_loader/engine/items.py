@@ -131,7 +131,7 @@ class TurnStream(ItemStream):
 
 
 class CutStream(Protocol):
-    """A `TurnStream` of samples that are cut of rows put behind one another, each as wide as its pack says."""
+    """A `TurnStream` of samples that are cut from concatenated rows, each as wide as its pack says."""
 
     @property
     def tokens_of_a_round(self) -> int:
@@ -143,9 +143,9 @@ class CutStream(Protocol):
         ...
 
     def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
-        """Return the sample that begins behind some width of a round, and the `origin` by which it does so."""
+        """Return the sample that begins after some width of a round, and the `origin` that makes it begin there."""
         ...
 
     def has_at(self, turn: int) -> bool:
-        """Return whether a sample can be the next behind `origin`."""
+        """Return whether a sample can be the next after `origin`."""
         ...

@@ -1,4 +1,4 @@
-"""What the core asks of the guest that draws rows otherwise than once each, and orders those that came later."""
+"""What the core asks of the guest that draws rows by weight, and orders the rows added during an epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RowDraws(Protocol):
     def order_of_arrivals(
         self, live_starts: Ints, tables: Sequence[Ints], gone: Ints, seed: int, epoch: int
     ) -> EpochOrder:
-        """Return the order of an epoch in which rows came to a table: a part for each time.
+        """Return the order of an epoch during which rows were added to a table: a part for each time.
 
         Args:
             live_starts: int64[F+1] the row of the store that is the first of each file.

@@ -1,6 +1,6 @@
-"""Rows that come more or less often than once, and those that came to a table during an epoch.
+"""Rows that are drawn by weight, and rows added to a table during an epoch.
 
-The core comes in by the functions here alone; what they return fits the contracts of `planning/orders.py`.
+The core calls only the functions here; what they return fits the contracts of `planning/orders.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def draws_of(table: Table, options: LoaderOptions, segments: SegmentTable, store
 
 
 def order_of_arrivals(live_starts: Ints, tables: Sequence[Ints], gone: Ints, seed: int, epoch: int) -> EpochOrder:
-    """Return the order of an epoch in which rows came to a table; see `GrownOrder.of`."""
+    """Return the order of an epoch during which rows were added to a table; see `GrownOrder.of`."""
     from torch_table_loader.order.growth import GrownOrder
 
     return GrownOrder.of(live_starts, tables, gone, seed, epoch)

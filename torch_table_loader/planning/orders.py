@@ -2,7 +2,7 @@
 
 An epoch's order is made in two steps, each a value. `Draws` says how often rows come, and makes `Selects` of the rows
 that are left: the rows of the epoch, numbered. An `Order` permutes these numbers. Rows that come once each are here;
-a guest draws rows otherwise, or puts another order behind one that has begun.
+a guest draws rows by weight, or appends another order to one that has begun.
 
 An order is asked for blocks of places, so that a call of numpy finds many rows. It pickles, and holds no store.
 """
@@ -54,7 +54,7 @@ class EpochOrder(Order, Protocol):
 
     @property
     def ends(self) -> Sequence[int] | Ints:
-        """The place behind the last of each part, of which there is one at least."""
+        """The place after the last of each part; there is at least one part."""
         ...
 
 
@@ -148,7 +148,7 @@ class RowOrder:
 
     @property
     def ends(self) -> Sequence[int]:
-        """The place behind the last row: the order has one part."""
+        """The place after the last row: the order has one part."""
         return [self.rows.num_rows]
 
     def take(self, places: Ints) -> Ints:

@@ -123,9 +123,10 @@ def survey(
     layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
     if snapshot is None:
         identity = fingerprint(files, layout.file_rows.tolist(), settings_of(files))
-        table = Table(source.storage, layout, metas, schema, identity, deletes, unread_keys=unread_keys)
+        own = {"unread_keys": unread_keys, "filters": filters}
+        table = Table(source.storage, layout, metas, schema, identity, deletes, **own)
     else:
-        table = _snapshot_table(snapshot, layout, metas, deletes)
+        table = _snapshot_table(snapshot, layout, metas, deletes, filters)
     _log.info(
         "read the footers of %d files in %.2f s: %d row groups, %d rows; %d files and %d row groups are pruned",
         *(len(layout), time.perf_counter() - began, len(layout.group_rows), layout.num_rows),
@@ -163,11 +164,15 @@ def _estimate(
     # A file without rows is never opened later: only here it is noticed if it has some.
     in_parallel(metas.__getitem__, np.flatnonzero(layout.file_rows == 0).tolist(), asks=snapshot.storage)
     layout = _without_deleted(layout, deletes, snapshot.storage, split_deletes=split_deletes)
-    return _snapshot_table(snapshot, layout, metas, deletes)
+    return _snapshot_table(snapshot, layout, metas, deletes, filters)
 
 
 def _snapshot_table(
-    snapshot: SnapshotSource, layout: TableLayout, metas: tuple[FileMeta, ...] | LazyFooters, deletes: Deletes
+    snapshot: SnapshotSource,
+    layout: TableLayout,
+    metas: tuple[FileMeta, ...] | LazyFooters,
+    deletes: Deletes,
+    filters: Any,
 ) -> Table:
     return Table(
         snapshot.storage,
@@ -181,6 +186,7 @@ def _snapshot_table(
         tuple(snapshot.notes),
         getattr(snapshot, "start_snapshot_id", None),
         getattr(snapshot, "changelog", False),
+        filters=filters,
     )
 
 

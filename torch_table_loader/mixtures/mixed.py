@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -260,9 +259,7 @@ def _opened(
                     f"{option}= differs between the mixture and its source {name!r}; pass it to only one of them"
                 )
         given = {"shuffle": "rows", **handed}
-        with warnings.catch_warnings():  # of the steps of a stream alone, of which the mixture takes none
-            warnings.filterwarnings("ignore", ".*a job that synchronises each step", UserWarning)
-            opened[name] = source(**{option: value for option, value in given.items() if option not in own})
+        opened[name] = source(**{option: value for option, value in given.items() if option not in own})
     return opened
 
 

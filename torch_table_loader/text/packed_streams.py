@@ -64,7 +64,7 @@ def _reader(job: StreamJob, key: EpochKey) -> TaskReader:
     """Return what reads the job's documents in an epoch, with their row ids."""
     pack, options = cast("Pack", job.options.pack), job.options
     stage = stage_of(pack, job.table.schema, (ROW_ID,)).in_blocks(job.block)
-    reader = job.table.reader(pack.reads(None), options.filters, row_ids=True, max_rows=job.read_rows, stage=stage)
+    reader = job.table.reader(pack.reads(None), row_ids=True, max_rows=job.read_rows, stage=stage)
     return reader.of_epoch(key, shuffle=bool(options.shuffle))
 
 

@@ -69,9 +69,6 @@ class Job(Walked):
     fork_safe: bool
     codecs: Codecs = field(default_factory=Codecs, repr=False)
 
-    can_be_mixed: ClassVar[bool] = False
-    """Whether the job may become a source of a mixture, which takes steps of its own."""
-
     @property
     def sources(self) -> Mapping[str, Any]:
         """The jobs of single tables whose rows come, by name; of a table alone, the job itself by the name ""."""
@@ -165,8 +162,6 @@ class Job(Walked):
         Raises:
             TableError: names the column, a file, and the remedies.
         """
-        if self.options.filters is not None:
-            return
         sensitive = self.codec_of(self.samples.width).null_sensitive
         for table in self.tables.values():
             table.refuse_nulls(sensitive.intersection(table.schema.names))

@@ -78,7 +78,6 @@ class TableItems(IndexedJob, Items):
     store: RowStoreHandle
     draws: Draws
     exclusions: ExclusionState = field(default_factory=ExclusionState)
-    can_be_mixed: ClassVar[bool] = True
     word_of_rows: ClassVar[str] = "rows"
 
     @property
@@ -262,7 +261,7 @@ def stored_rows(
     with_ids = delivered(table, with_ids, options)
     codecs = Codecs()
     codecs.of(with_ids if topology is None else with_padding(with_ids, topology), options)
-    segments = whole_files(table.layout, filtered=options.filters is not None)
+    segments = whole_files(table.layout, filtered=table.filtered)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
         segments = counter.count(segments, np.arange(len(segments.splits)))
@@ -270,7 +269,7 @@ def stored_rows(
     keeps_ids = int(segments.live.sum()) != table.layout.num_rows
     max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
     ids = keeps_ids or (stage is not None and stage.takes_ids)
-    reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
+    reader = table.reader(columns, row_ids=ids, max_rows=max_rows, stage=stage)
     made, flat = (None, 0) if stage is None else (stage.key, stage.flat_lists)
     store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat, in_place=in_place)
     return SurveyedRows(table, store, with_ids, segments, row_bytes, codecs)
@@ -284,7 +283,7 @@ def draws_of(rows: SurveyedRows, options: LoaderOptions) -> Draws:
         MissingExtraError: this build has no guest that draws rows.
         TableError: the table has not what it is read from.
     """
-    if options.weights is None and options.on_growth is None:
+    if options.each_row_once:
         return EachOnce()
     return row_draws().draws_of(rows.table, options, rows.segments, rows.folder)
 

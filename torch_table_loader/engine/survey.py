@@ -112,12 +112,9 @@ def survey(
         )
     schema = _schema(source, files, metas, given) if snapshot is None else snapshot.schema
     unread_keys = tuple(key for key in getattr(source, "unread_keys", ()) if key not in schema.names)
-    kept: list[Sequence[bool]] | None = None
     if filters is not None:
         check_filter(filters, schema, unread_keys)
-        kept = in_parallel(
-            lambda pair: _prune(source.storage, *pair, filters, schema), list(zip(files, metas, strict=True))
-        )
+    kept = _kept(source.storage, files, metas, filters, schema)
     layout = TableLayout.of(files, [meta.group_rows for meta in metas], [meta.group_bytes for meta in metas], kept)
     layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
     layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
@@ -143,9 +140,18 @@ def _deletes_of(source: Source, *, verify_checksums: bool) -> Deletes:
     return own
 
 
-def _prune(storage: Storage, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-    with reading(storage, file):
-        return reader_of(file).prune(file, meta, filters, schema)
+def _kept(
+    storage: Storage, files: Sequence[DataFile], metas: Sequence[FileMeta], filters: Any, schema: pa.Schema
+) -> list[Sequence[bool]] | None:
+    """Return of each row group of each file whether a filter may keep some of it; None without one."""
+
+    def of_file(index: int) -> Sequence[bool]:
+        with reading(storage, files[index]):
+            return reader_of(files[index]).prune(files[index], metas[index], filters, schema)
+
+    if filters is None:
+        return None
+    return in_parallel(of_file, range(len(files)))
 
 
 def _estimate(

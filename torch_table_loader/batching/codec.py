@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from itertools import chain, pairwise, repeat
 from math import prod
@@ -148,8 +149,8 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
-        self._row_bytes = [leaf.kind.row_bytes for leaf in self.leaves]
-        self.row_bytes = sum(self._row_bytes)
+        self._widths = list(Counter(leaf.kind.row_bytes for leaf in self.leaves).items())
+        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         self.views_at_once = 0
         if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
@@ -217,7 +218,7 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def arena(self, num_rows: int) -> Arena:
         """Make room for the values of so many rows, less those of varying width."""
-        return Arena(sum(aligned(num_rows * each) for each in self._row_bytes))
+        return Arena(sum(times * aligned(num_rows * each) for each, times in self._widths))
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
@@ -227,9 +228,11 @@ class TensorCodec(RowsCodec[TensorRows]):
         data: list[Any] = [None] * len(columns)
         for dtype, places in self.alike.items():
             width = aligned(num_rows * dtype.itemsize) // dtype.itemsize
-            grid = arena.array((len(places), width), dtype)[:, :num_rows]
-            for place, out in zip(places, grid, strict=True):
-                data[place] = np.concatenate(columns[place], out=out)
+            grid, gap = arena.array((len(places), width), dtype), np.zeros(width - num_rows, dtype)
+            pieces = chain.from_iterable((*columns[place], gap) for place in places)
+            np.concatenate(list(pieces), out=grid.reshape(-1))
+            for place, values in zip(places, grid[:, :num_rows], strict=True):
+                data[place] = values
         for place, leaf in enumerate(self.leaves):
             if data[place] is None:
                 data[place] = leaf.kind.join(columns[place], arena.array)

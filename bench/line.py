@@ -130,20 +130,19 @@ class Simulation:
         begins = self.latent[0][0] if self.latent else math.inf
         goal = self._reachable()
         takes = self.now + (goal - self.row) * self.seconds_a_row if goal > self.row else math.inf
-        then = min(comes, begins, takes)
+        then = max(self.now, min(comes, begins, takes))
         assert then < math.inf, "the consumer waits for bytes that nobody asked for"  # noqa: S101
         if self.moving:
             self.moved += (then - self.now) * rate
         else:
             self.idle += then - self.now
-        if then == takes:
-            self.row = goal
-        elif takes < math.inf:
+        if takes <= then:
+            self.row, self.now = goal, then
+            return None
+        if takes < math.inf:
             self.row += (then - self.now) / self.seconds_a_row
         self.now = then
-        if then == takes:
-            return None
-        if then == begins:
+        if begins <= then:
             _, number, request, flight = heapq.heappop(self.latent)
             heapq.heappush(self.moving, (self.moved + request.num_bytes, number, request, flight))
             return None

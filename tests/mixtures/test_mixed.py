@@ -198,8 +198,8 @@ def test_stores_that_are_not_in_memory_give_the_same(
     )
 
 
-def test_a_mixture_holds_the_contract_of_items(tables: Tables) -> None:
-    job: Any = make(tables, {"a": 3, "b": 2, "c": 1}, stop="all_exhausted")[1].job
+def test_a_mixture_holds_the_contract_of_items(tables: Tables, tmp_path: Path) -> None:
+    job: Any = make(tables, {"a": 3, "b": 2, "c": 1}, stop="all_exhausted", row_store=RowStore(str(tmp_path)))[1].job
     check_items(job.items, job.by_step)
 
 

@@ -425,7 +425,7 @@ def crossed(weights: Any) -> Any:
 
 
 def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp_path: Path, reads: list[None]) -> None:
-    items = make(table, row_store=str(tmp_path)).dataset.job
+    items = make(table, row_store=str(tmp_path)).dataset.job.live_rows[""]
     weights = crossed(items.draws)
     assert len(pickle.dumps(weights)) < 8 * ROWS
     assert np.array_equal(weights.sums.cells, items.draws.sums.cells)

@@ -103,7 +103,7 @@ def parts_of(dataset: Any, shares: dict[Any, float], by: Any = "x") -> dict[Any,
 def counts(dataset: Any) -> Any:
     """Return all that was counted for a dataset: by segment for a stream, by file for rows."""
     if dataset.options.shuffle == "rows":
-        return dataset.job.live_starts.tolist()
+        return dataset.job.items.live_starts.tolist()
     planner = dataset.job.planner
     whole = planner.whole()
     return whole.live.tolist(), planner.made_of(whole, 0), dataset.explain().live_rows

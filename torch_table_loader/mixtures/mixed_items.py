@@ -75,7 +75,8 @@ class MixedStream(ItemStream):
         numbers = np.array([entry.number for entry in self.sources], dtype=np.int64)
         for (source, _), note in own:
             each = {number: next(stream) for number, stream in streams.items()}
-            parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
+            taken = np.flatnonzero(np.bincount(source)).tolist() or wanted[:1]  # a block without places has types too
+            parts = [each[number] for number in taken]
             joined = _joined(parts, source)
             yield [*joined, pa.array(numbers[source])] if self.marks_source else joined, note
 

@@ -435,8 +435,8 @@ class JobPosition:
 
     def _begin(self, position: Any) -> None:
         self.before_reading()
-        for name, own in _exclusions_of(self.job).items():
-            own.begin(position.epoch, position.exclusions[name].running)
+        for name, rows in self.job.live_rows.items():
+            rows.exclusions.begin(position.epoch, position.exclusions[name].running)
 
 
 def workers_of(info: Any) -> int:

@@ -14,9 +14,9 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
-from torch_table_loader.engine.jobs.batching import Gathering
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.codecs import Codecs
+from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
 from torch_table_loader.engine.jobs.live_rows import LiveRows
 from torch_table_loader.engine.jobs.resolve import (
@@ -141,8 +141,8 @@ def stored_rows(
     return SurveyedRows(table, store, with_ids, segments, row_bytes, codecs, codec)
 
 
-def live_rows_of(rows: SurveyedRows, options: LoaderOptions, **about: str) -> LiveRows:
-    """Return the live rows of a table, of which nothing is excluded, and how often each comes; `about` says more.
+def live_rows_of(rows: SurveyedRows, options: LoaderOptions, word: str = "rows", refusal: str = "") -> LiveRows:
+    """Return the live rows of a table, of which nothing is excluded, and how often each comes; see `LiveRows`.
 
     Raises:
         ConfigError: what decides it does not fit the table.
@@ -153,7 +153,9 @@ def live_rows_of(rows: SurveyedRows, options: LoaderOptions, **about: str) -> Li
     if not options.each_row_once:
         draws = row_draws().draws_of(rows.table, options, rows.segments, rows.folder)
     count = int(rows.segments.live.sum())
-    return LiveRows(options=options, table=rows.table, store=rows.store, count=count, draws=draws, **about)
+    return LiveRows(
+        options=options, table=rows.table, store=rows.store, count=count, draws=draws, word=word, refusal=refusal
+    )
 
 
 def bound_to_rows(rows: LiveRows, columns: pa.Schema) -> Bound:

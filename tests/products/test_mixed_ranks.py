@@ -41,8 +41,8 @@ def heard() -> Iterator[list[str]]:
 
 
 def source(path: str, **options: Any) -> StructuredDataset:
-    chosen: dict[str, Any] = {"shuffle": "rows", "batch_size": 30} | RANKS | options
-    return StructuredDataset(path, **chosen)
+    asked: dict[str, Any] = {"shuffle": "rows", "batch_size": 30} | RANKS | options
+    return StructuredDataset(path, **asked)
 
 
 @pytest.mark.parametrize("shuffle", ["rows", "splits"])

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,16 +18,21 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
 
+from tests.effort import examples
 from tests.leaks import children, lane_threads
 
 LIBC = ctypes.CDLL(None)
 
-settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+# Laws that name no number of examples draw hypothesis' own, times LAWS_EFFORT as all do.
+_LAWS: dict[str, Any] = {
+    "deadline": None,
+    "max_examples": examples(100),
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("repeatable", derandomize=True, database=None, **_LAWS)
 # Examples as they come, for who asks only whether a law fails (tools/plant.py); to find the smallest takes minutes.
 settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])
-settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", **_LAWS)
 settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")
 
 # hypothesis also draws constants of the modules that happen to be loaded: examples would depend on the order of tests.

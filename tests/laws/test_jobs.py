@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ TABLE = "engine/jobs/modes.py"
 ROOT = Path(__file__).parents[2] / "torch_table_loader"
 
 
+_parsed = functools.cache(ast.parse)
+
+
 def classes_in(root: Path) -> dict[str, ast.ClassDef]:
-    trees = [ast.parse(path.read_text()) for path in sorted(root.rglob("*.py"))]
+    trees = [_parsed(path.read_text()) for path in sorted(root.rglob("*.py"))]
     return {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
@@ -46,7 +50,7 @@ def kinds_asked_in(root: Path) -> list[str]:
     return [
         path.relative_to(root).as_posix()
         for path in sorted(root.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_parsed(path.read_text()))
         if names_of_kind(node) & kinds or compares_kind(node)
     ]
 
@@ -124,7 +128,7 @@ def methods_of(root: Path) -> dict[tuple[str, str], int]:
             isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef) for entry in node.body
         )
         for path in sorted(root.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_parsed(path.read_text()))
         if isinstance(node, ast.ClassDef)
     }
 

@@ -49,7 +49,7 @@ _OF_OURS = (
 
 _IN_ROW_MODE = {
     *("store", "planning.lists", "engine.row_store", "engine.jobs.items_job"),
-    *("engine.jobs.table_rows", "engine.work.indexed_work", "predicates.filter_form"),
+    *("engine.jobs.table_rows", "engine.work.indexed_work"),
 }
 _OF_ARROW_IN_ROW_MODE = {"pandas", "pyarrow.compute"}
 """What `take` of pyarrow imports, and arrays that it makes of Python's values."""

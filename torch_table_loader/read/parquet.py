@@ -63,6 +63,7 @@ from torch_table_loader.read.parquet_sizes import (
     variable_leaves,
 )
 from torch_table_loader.read.reader_base import PARTS, bounded, refuse_duplicates
+from torch_table_loader.read.wide_parquet import WideParquet
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 
@@ -237,7 +238,7 @@ class ParquetReader(
         source = storage.open(file.path)
 
         def opened(unit: str | None, footer: pq.FileMetaData) -> pq.ParquetFile:
-            return pq.ParquetFile(
+            return WideParquet(
                 source,
                 metadata=footer,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
@@ -549,21 +550,35 @@ def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -
     """Count the nulls of flat columns in each kept row group; None where the statistics do not say."""
     if meta.footer is None:
         return {}
-    parsed, asked = parse(meta.footer), frozenset(columns)
+    parsed = parse(meta.footer)
     leaves = {
-        leaf.path: (index, leaf.max_definition_level)
-        for index in range(parsed.num_columns)
-        if (leaf := parsed.schema.column(index)).max_repetition_level == 0
-        and leaf.max_definition_level <= 1
-        and leaf.path in asked
-        and meta.schema.get_field_index(leaf.path) >= 0
-        and not pa.types.is_nested(meta.schema.field(leaf.path).type)
+        name: (place, leaf.max_definition_level)
+        for name, place in _flat_leaves(parsed, meta.schema, columns)
+        if (leaf := parsed.schema.column(place)).max_repetition_level == 0 and leaf.max_definition_level <= 1
     }
-    wanted = {name: leaves[name] for name in columns if name in leaves}
-    if not wanted:
+    if not leaves:
         return {}
-    chunks = refuse_unsafe("the file", meta.footer, parsed, [index for index, _ in wanted.values()])
+    chunks = refuse_unsafe("the file", meta.footer, parsed, [place for place, _ in leaves.values()])
     groups = [group for group, keep in zip(chunks, kept, strict=True) if keep]
     return {
-        name: [group[index].nulls if nullable else 0 for group in groups] for name, (index, nullable) in wanted.items()
+        name: [group[place].nulls if nullable else 0 for group in groups] for name, (place, nullable) in leaves.items()
     }
+
+
+def _flat_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield the flat ones of some columns that a file has, and their leaves.
+
+    Where each column has one leaf, its place is known: a file may have very many, of which few are asked for.
+    """
+    paths: dict[str, int] | None = None
+    for name in columns:
+        place = schema.get_field_index(name)
+        if place < 0 or pa.types.is_nested(schema.field(place).type):
+            continue
+        if len(schema) == parsed.num_columns and parsed.schema.column(place).path == name:
+            yield name, place
+            continue
+        if paths is None:
+            paths = {path: leaf for leaf, path in enumerate(leaf_paths(parsed))}
+        if name in paths:
+            yield name, paths[name]

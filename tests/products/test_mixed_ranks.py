@@ -41,7 +41,8 @@ def heard() -> Iterator[list[str]]:
 
 
 def source(path: str, **options: Any) -> StructuredDataset:
-    return StructuredDataset(path, **{"shuffle": "rows", "batch_size": 30} | RANKS | options)
+    asked: dict[str, Any] = {"shuffle": "rows", "batch_size": 30} | RANKS | options
+    return StructuredDataset(path, **asked)
 
 
 @pytest.mark.parametrize("shuffle", ["rows", "splits"])
@@ -103,7 +104,7 @@ def test_one_worker_of_a_callers_own_dataloader_says_it_once(
         with (tmp_path / "said").open("a") as said:
             said.write(str(message))
 
-    own = {"rows": {"row_store": str(tmp_path / "stores")}, "splits": {"num_workers": 2}}
+    own: dict[str, dict[str, Any]] = {"rows": {"row_store": str(tmp_path / "stores")}, "splits": {"num_workers": 2}}
     dataset = source(tables["odd"], shuffle=shuffle, **own[shuffle])
     with warnings.catch_warnings():
         warnings.simplefilter("always")

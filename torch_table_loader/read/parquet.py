@@ -389,7 +389,7 @@ class ParquetFile(ThinningFile):
 
         The bytes are 0 if any `max_rows` rows are few, and the rows are 0 if there need not be parts.
         """
-        names, footer, num_rows = tuple(columns), self._meta.footer, self._rows_of(group)
+        names, footer, num_rows = tuple(columns), self._meta.footer, self._meta.group_rows[group]
         fixed, leaves = self._variable(names)
         if not leaves or not num_rows or footer is None:
             return 0, 0
@@ -413,11 +413,8 @@ class ParquetFile(ThinningFile):
             known = self._leaves[names] = variable_leaves(self._handle.metadata, self._meta.schema, decoded)
         return known
 
-    def _rows_of(self, group: int) -> int:
-        return int(self._handle.metadata.row_group(group).num_rows)
-
     def _is_whole(self, group: int, max_rows: int) -> bool:
-        num_rows = self._rows_of(group)
+        num_rows = self._meta.group_rows[group]
         return max_rows < 2 * num_rows <= 2 * max_rows
 
     def _refuse(self, groups: Iterable[int], columns: Sequence[str]) -> None:
@@ -455,7 +452,7 @@ class ParquetFile(ThinningFile):
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
         """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
-        at_once = max(1, self._values_at_once // max(1, self._rows_of(group)))
+        at_once = max(1, self._values_at_once // max(1, self._meta.group_rows[group]))
         at_once = max(1, len(columns)) if self._shares else at_once
         starts = range(0, max(1, len(columns)), at_once)
         tables = [self._some(group, columns[start : start + at_once]) for start in starts]

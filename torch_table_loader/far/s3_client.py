@@ -85,7 +85,7 @@ class S3Client(ObjectStoreClient):
         query = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
         if not recursive:
             query["delimiter"] = "/"
-        tokens: set[str] = set()
+        seen: set[str] = set()
         keys: set[str] = set()
         bounds = ListingBounds(shown)
         while True:
@@ -97,9 +97,9 @@ class S3Client(ObjectStoreClient):
             yield Listed(objects, [folder.removesuffix("/") for folder in page.folders])
             if token is None:
                 return
-            if token in tokens:
+            if token in seen:
                 raise _broken(shown, f"it gives the token {token[:40]!r} for a second time")
-            tokens.add(token)
+            seen.add(token)
             query["continuation-token"] = token
 
     def _get(self, bucket: str, query: Mapping[str, str], bounds: ListingBounds) -> bytes:

@@ -52,6 +52,11 @@ class ReleasingStorage(Storage, Protocol):
         ...
 
 
+def releases(storage: Storage) -> TypeGuard[ReleasingStorage]:
+    """Return whether a storage holds bytes until it is told; asked for each file, where `isinstance` takes 0.1 ms."""
+    return hasattr(storage, "release")
+
+
 class RangeStorage(Storage, Protocol):
     """A storage that answers requests for byte ranges, many at once: its files are fetched ahead of decoding.
 

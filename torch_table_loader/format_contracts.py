@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -384,6 +386,11 @@ class RangedReader(FormatReader, Protocol):
             opening the file are among those of the first group.
         """
         ...
+
+
+def says_ranges(reader: FormatReader) -> TypeGuard[RangedReader]:
+    """Return whether a reader is a `RangedReader`; asked for each file, where `isinstance` takes 0.1 ms."""
+    return hasattr(reader, "ranges")
 
 
 class FormatWriter(Protocol):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import take_rows
 from torch_table_loader.cancellation import check_wanted
-from torch_table_loader.contracts import ReleasingStorage
+from torch_table_loader.contracts import releases
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import EncodingReader, LimitingReader, SharingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
@@ -225,7 +225,7 @@ class FileWalk:
         self.handle: OpenFile | None = None
         self.row = 0
         self._storage = storage
-        self._releasing = storage if not storage.is_local and isinstance(storage, ReleasingStorage) else None
+        self._releasing = storage if not storage.is_local and releases(storage) else None
         self._plan = plan
         self._masks = plan.masks
         self._adds = adds

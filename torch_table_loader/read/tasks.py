@@ -14,7 +14,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.arrays import ascending
 from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
-from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
+from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, says_ranges
 from torch_table_loader.predicates.expressions import check_filter, known_true, row_masks
 from torch_table_loader.ranges import FIRST_BYTES
 from torch_table_loader.read.conform import SharedConformers, batch_of
@@ -581,7 +581,7 @@ def needs_of(
     A file that is needed whole is read from its start, in parts. None if the bytes are not known, or none is needed.
     """
     size = file.version.num_bytes
-    if isinstance(reader, RangedReader):
+    if says_ranges(reader):
         found = tuple(tuple(each) for each in reader.ranges(file, meta, groups, columns)) if groups else ()
     elif len(meta.group_rows) == 1 and groups:
         found = (((0, size),),)

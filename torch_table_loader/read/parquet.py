@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -290,6 +291,22 @@ class _Part(NamedTuple):
     as_asked: bool
 
 
+class _Form(NamedTuple):
+    """How all columns of a row group come that is read whole.
+
+    Args:
+        dictionaries: whether some are dictionaries, which may come to more bytes than they take.
+    """
+
+    schema: pa.Schema
+    dictionaries: bool
+
+    @classmethod
+    def of(cls, fields: Sequence[pa.Field]) -> _Form:
+        """Return that of some fields."""
+        return cls(pa.schema(fields), any(pa.types.is_dictionary(field.type) for field in fields))
+
+
 class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
@@ -320,7 +337,7 @@ class ParquetFile(ThinningFile):
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
         self._parts: dict[tuple[str, ...], _Part] = {}
-        self._schemas: dict[tuple[str, ...], pa.Schema] = {}
+        self._forms: dict[tuple[str, ...], _Form] = {}
         self._seen = seen_rows(meta.footer or b"")
         readable = handle.schema_arrow.names
         self._encrypted = frozenset(meta.schema.names).difference(readable) if len(readable) < len(meta.schema) else ()
@@ -330,11 +347,20 @@ class ParquetFile(ThinningFile):
         wanted = list(columns)
         self._refuse(groups, wanted)
         for call, first in self._calls(groups, wanted, max_rows):
-            read = self._streamed(call, wanted, first, max_rows) if first else self._table(call[0], wanted).to_batches()
-            for batch in read:
+            if not first:
+                yield from self._group(call[0], wanted)
+                continue
+            for batch in self._streamed(call, wanted, first, max_rows):
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
                 yield from bounded(selected(batch, wanted), max(1, batch.num_rows))
+
+    def _group(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Read a row group whole; only dictionaries may make it too large for one batch."""
+        batches = self._table(group, columns).to_batches()
+        if not self._forms[tuple(columns)].dictionaries:
+            return iter(batches)
+        return chain.from_iterable(bounded(batch, max(1, batch.num_rows)) for batch in batches)
 
     def _calls(self, groups: range, columns: list[str], max_rows: int) -> Iterator[tuple[list[int], int]]:
         """Divide row groups into calls of pyarrow, each with the rows of its first batch; 0: a row group is read whole.
@@ -433,12 +459,12 @@ class ParquetFile(ThinningFile):
         at_once = max(1, len(columns)) if self._shares else at_once
         starts = range(0, max(1, len(columns)), at_once)
         tables = [self._some(group, columns[start : start + at_once]) for start in starts]
+        names = tuple(columns)
+        if (form := self._forms.get(names)) is None:
+            form = self._forms[names] = _Form.of([field for table in tables for field in table.schema])
         if len(tables) == 1:
             return tables[0]
-        names = tuple(columns)
-        if (schema := self._schemas.get(names)) is None:
-            schema = self._schemas[names] = pa.schema([field for table in tables for field in table.schema])
-        return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=schema)
+        return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=form.schema)
 
     def _some(self, group: int, columns: list[str]) -> pa.Table:
         """Read a few columns of a row group at once; how they come is looked up at the first row group."""

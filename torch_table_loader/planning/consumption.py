@@ -130,15 +130,15 @@ def _delivered(plan: RankPlan, segments: SegmentTable, steps: int) -> tuple[Runs
         taken.append(tails)
         if body is None:
             continue
-        taken.append(body.runs.slice(0, body.skip))
-        if body.windows is None:
-            continue
-        rest = next(stretches(body, segments), None)
-        if rest is not None and (found := rest.open_window) is not None:
-            window, start = found
-            length = window.runs.num_rows
-            opened.append(OpenWindow(window, ((start, length),)))
-            taken.append(body.runs.slice(body.skip, body.skip + length - start))
+        end = body.skip
+        if body.windows is not None and (rest := next(stretches(body, segments), None)) is not None:
+            found = rest.open_window
+            if found is not None:
+                window, start = found
+                length = window.runs.num_rows
+                opened.append(OpenWindow(window, ((start, length),)))
+                end += length - start
+        taken.append(body.runs.slice(0, end))
     return Runs.concat(taken), opened
 
 
@@ -148,12 +148,12 @@ def _merged(
     """Sort disjoint intervals and join those that touch."""
     starts = np.concatenate([start for start, _ in intervals])
     stops = np.concatenate([stop for _, stop in intervals])
-    order = np.argsort(starts, kind="stable")
-    starts, stops = starts[order], stops[order]
     full = stops > starts
     starts, stops = starts[full], stops[full]
     if not len(starts):
         return starts, stops
+    order = np.argsort(starts)
+    starts, stops = starts[order], stops[order]
     fresh = np.concatenate(([True], starts[1:] > stops[:-1]))
     last = np.concatenate((fresh[1:], [True]))
     return starts[fresh], stops[last]

@@ -96,7 +96,9 @@ class CutEpoch:
         padding, steps = self.quotas
         own = self._own(rank)
         windows = topology.windows_of(own.num_rows)
-        lanes = own.dealt(longest_first(self._weights(own), topology.lanes), topology.lanes)
+        lanes: tuple[Runs, ...] = (own,)
+        if topology.lanes > 1:
+            lanes = own.dealt(longest_first(self._weights(own), topology.lanes), topology.lanes)
         if mixing is not None and windows is not None:
             lanes = tuple(self._mixed(lane, mixing.splits, windows) for lane in lanes)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))

@@ -34,7 +34,10 @@ def strata_of(runs: Runs, count: int) -> NDArray[np.int64]:
     >>> strata_of(Runs.of([(5, 0, 10), (0, 0, 10), (3, 0, 10), (1, 0, 10)]), 2).tolist()
     [1, 0, 1, 0]
     """
-    order = np.lexsort((runs.start, runs.split))
+    order = np.argsort(runs.split)
+    ascending = runs.split[order]
+    if (ascending[1:] == ascending[:-1]).any():  # several pieces of a split
+        order = np.lexsort((runs.start, runs.split))
     rows = (runs.stop - runs.start)[order]
     ends, total = np.cumsum(rows), runs.num_rows
     wanted = (2 * ends - rows) * count // (2 * total)  # the stratum in which the middle of a piece lies
@@ -91,11 +94,20 @@ def interleaved(runs: Runs, splits: int, sizes: WindowSizes) -> Runs:
     rows = np.bincount(stratum, runs.stop - runs.start).astype(np.int64)
     shares = shares_of_windows(rows, sizes.ends(runs.num_rows))
     windows, ends = len(shares), (shares + np.cumsum(rows) - rows).T.reshape(-1)  # stratum by stratum
-    runs = runs.take(np.argsort(stratum, kind="stable"))
+    runs = runs.take(_by_number(stratum, count))
     cuts = distinct(np.concatenate([ends, runs.ends]))[1:]
     starts = np.concatenate(([0], cuts[:-1]))
     piece = np.searchsorted(runs.ends, starts, side="right")
     offset = runs.stop[piece] - runs.ends[piece]
     cut = Runs(runs.split[piece], starts + offset, cuts + offset)
     of_window = (np.searchsorted(ends, starts, side="right") - 1) % windows
-    return cut.take(np.argsort(of_window, kind="stable"))
+    return cut.take(_by_number(of_window, windows))
+
+
+def _by_number(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return places in the order of their numbers, which are below `count`; those of one number stay in order.
+
+    >>> _by_number(np.array([1, 0, 1, 0]), 2).tolist()
+    [1, 3, 0, 2]
+    """
+    return np.argsort(numbers.astype(np.min_scalar_type(count)), kind="stable")  # numbers of 16 bits are not compared

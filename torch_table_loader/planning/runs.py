@@ -102,17 +102,17 @@ class Runs:
 
     def slice(self, start: int, stop: int) -> Runs:
         """Return the rows [start, stop), counted over all pieces; `stop` is clipped."""
-        start, stop = max(0, start), min(stop, self.num_rows)
+        ends, total = self.ends, self.num_rows
+        start, stop = max(0, start), min(stop, total)
         if start >= stop:
             return Runs.of([])
-        if start == 0 and stop == self.num_rows:
+        if start == 0 and stop == total:
             return self
-        first = int(np.searchsorted(self.ends, start, side="right"))
-        last = int(np.searchsorted(self.ends, stop, side="left"))
+        first, last = int(ends.searchsorted(start, side="right")), int(ends.searchsorted(stop, side="left"))
         part = slice(first, last + 1)
         begins, stops = self.start[part].copy(), self.stop[part].copy()
-        stops[-1] -= self.ends[last] - stop
-        begins[0] = self.stop[first] - (self.ends[first] - start)
+        stops[-1] -= ends[last] - stop
+        begins[0] = self.stop[first] - (ends[first] - start)
         return Runs(self.split[part], begins, stops)
 
     def chains(self) -> Chains:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from itertools import chain, pairwise, repeat
 from math import prod
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -28,6 +30,7 @@ from torch_table_loader.sizes import sizes
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from torch_table_loader.arrow.buffers import NewArray
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
     from torch_table_loader.planning.windows import Dealing
@@ -72,7 +75,11 @@ class TensorRows(Rows):
 
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
-        data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self.data, strict=True)]
+        if self._codec.dense:
+            data = list(map(getitem, self.data, repeat(slice(start, stop))))
+        else:
+            leaves = zip(self._codec.leaves, self.data, strict=True)
+            data = [leaf.kind.slice(data, start, stop) for leaf, data in leaves]
         return type(self)(self._codec, stop - start, data)
 
     def take(self, indices: NDArray[np.int64]) -> Self:
@@ -138,11 +145,16 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.leaves = _leaves(self.shapes)
         self._row_bytes = [leaf.kind.row_bytes for leaf in self.leaves]
         self.row_bytes = sum(self._row_bytes)
+        self._widths = Counter(self._row_bytes)
+        """How many leaves have so many bytes a row."""
+        self._widest = max(self._row_bytes, default=0)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         self.views_at_once = 0
         if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
             self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves)))
         self.alike = _alike(self.leaves)
+        self.dense = all(isinstance(leaf.kind, DenseKind) for leaf in self.leaves)
+        """Whether all data are arrays with an entry a row, so that many are cut in one call."""
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
@@ -189,7 +201,13 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def arena(self, num_rows: int) -> Arena:
         """Make room for the values of so many rows, less those of varying width."""
-        return Arena(sum(aligned(num_rows * each) for each in self._row_bytes))
+        return Arena(sum(count * aligned(num_rows * width) for width, count in self._widths.items()))
+
+    def grids(self, num_rows: int, new: NewArray) -> Iterator[tuple[list[int], NDArray[Any]]]:
+        """Make room for so many single values of each type: the places of leaves, and an array with a row for each."""
+        for dtype, places in self.alike.items():
+            width = aligned(num_rows * dtype.itemsize) // dtype.itemsize
+            yield places, new((len(places), width), dtype)[:, :num_rows]
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
@@ -197,9 +215,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         arena = self.arena(num_rows)
         columns = list(zip(*(part.data for part in parts), strict=True))
         data: list[Any] = [None] * len(columns)
-        for dtype, places in self.alike.items():
-            width = aligned(num_rows * dtype.itemsize) // dtype.itemsize
-            grid = arena.array((len(places), width), dtype)[:, :num_rows]
+        for places, grid in self.grids(num_rows, arena.array):
             for place, out in zip(places, grid, strict=True):
                 data[place] = np.concatenate(columns[place], out=out)
         for place, leaf in enumerate(self.leaves):
@@ -225,24 +241,33 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def _is_near(self, num_rows: int) -> bool:
         """Whether caches hold so many rows of any column, so that they are dealt best when all are there."""
-        widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
-        return num_rows * widest <= _NEAR_BYTES
+        return num_rows * self._widest <= _NEAR_BYTES
 
     @override
     def taken(self, parts: Sequence[TensorRows], order: NDArray[np.int64]) -> TensorRows:
         num_rows = sum(part.num_rows for part in parts)
+        columns = list(zip(*(part.data for part in parts), strict=True))
+        data: list[Any] = [None] * len(columns)
         room: NDArray[np.uint8] | None = None
 
         def near(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
             nonlocal room
             if room is None:
-                room = new_array((num_rows * max(leaf.kind.row_bytes for leaf in self.leaves),), np.uint8)
+                room = new_array((num_rows * self._widest,), np.uint8)
             kind = np.dtype(dtype)
             return room[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
         new = self.arena(len(order)).array
-        columns = zip(self.leaves, zip(*(part.data for part in parts), strict=True), strict=True)
-        return TensorRows(self, len(order), [leaf.kind.take(data, order, new, near) for leaf, data in columns])
+        if len(parts) > 1:
+            for places, grid in self.grids(len(order), new):
+                joined = near((num_rows,), grid.dtype)
+                for place, out in zip(places, grid, strict=True):
+                    np.concatenate(columns[place], out=joined)
+                    data[place] = joined.take(order, out=out, mode="clip")
+        for place, leaf in enumerate(self.leaves):
+            if data[place] is None:
+                data[place] = leaf.kind.take(columns[place], order, new, near)
+        return TensorRows(self, len(order), data)
 
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
         """Copy runs into one flat block."""
@@ -385,9 +410,7 @@ class _DealtTensors(Collected[TensorRows]):
     def _make_rooms(self, rows: TensorRows) -> None:
         length, new = self._dealing.length, self._codec.arena(self._dealing.length).array
         together = {place for places in self._codec.alike.values() for place in places}
-        for dtype, places in self._codec.alike.items():
-            width = aligned(length * dtype.itemsize) // dtype.itemsize
-            self._rooms.append((places, new((len(places), width), dtype)[:, :length]))
+        self._rooms += self._codec.grids(length, new)
         for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
             if leaf.kind.row_bytes and place not in together:
                 self._rooms.append(([place], new((1, length, *data.shape[1:]), data.dtype)))

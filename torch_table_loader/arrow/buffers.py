@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POOLED_BYTES = 128 * 1024
 """From this size on, glibc at first maps each block separately."""
 
-_KEPT_BYTES = 4 << 20
+_KEPT_BYTES = 1 << 18
 """From this size on, arrays are in reused blocks while an epoch runs."""
 
 _ALIGNMENT = 64

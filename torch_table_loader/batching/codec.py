@@ -30,6 +30,7 @@ from torch_table_loader.sizes import sizes
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from torch_table_loader.arrow.buffers import NewArray
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
     from torch_table_loader.planning.windows import Dealing
@@ -150,6 +151,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self._widths = list(Counter(leaf.kind.row_bytes for leaf in self.leaves).items())
+        self._widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         self.views_at_once = 0
@@ -220,15 +222,19 @@ class TensorCodec(RowsCodec[TensorRows]):
         """Make room for the values of so many rows, less those of varying width."""
         return Arena(sum(times * aligned(num_rows * each) for each, times in self._widths))
 
+    def grids(self, num_rows: int, new: NewArray) -> Iterator[tuple[list[int], NDArray[Any]]]:
+        """Make room for so many single values of each type: the places of leaves, and a row of whole lines for each."""
+        for dtype, places in self.alike.items():
+            yield places, new((len(places), aligned(num_rows * dtype.itemsize) // dtype.itemsize), dtype)
+
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
         num_rows = sum(part.num_rows for part in parts)
         arena = self.arena(num_rows)
         columns = list(zip(*(part.data for part in parts), strict=True))
         data: list[Any] = [None] * len(columns)
-        for dtype, places in self.alike.items():
-            width = aligned(num_rows * dtype.itemsize) // dtype.itemsize
-            grid, gap = arena.array((len(places), width), dtype), np.zeros(width - num_rows, dtype)
+        for places, grid in self.grids(num_rows, arena.array):
+            gap = np.zeros(grid.shape[1] - num_rows, grid.dtype)
             pieces = chain.from_iterable((*columns[place], gap) for place in places)
             np.concatenate(list(pieces), out=grid.reshape(-1))
             for place, values in zip(places, grid[:, :num_rows], strict=True):
@@ -256,24 +262,33 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def _is_near(self, num_rows: int) -> bool:
         """Whether caches hold so many rows of any column, so that they are dealt best when all are there."""
-        widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
-        return num_rows * widest <= _NEAR_BYTES
+        return num_rows * self._widest <= _NEAR_BYTES
 
     @override
     def taken(self, parts: Sequence[TensorRows], order: NDArray[np.int64]) -> TensorRows:
         num_rows = sum(part.num_rows for part in parts)
+        columns = list(zip(*(part.data for part in parts), strict=True))
+        data: list[Any] = [None] * len(columns)
         room: NDArray[np.uint8] | None = None
 
         def near(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
             nonlocal room
             if room is None:
-                room = new_array((num_rows * max(leaf.kind.row_bytes for leaf in self.leaves),), np.uint8)
+                room = new_array((num_rows * self._widest,), np.uint8)
             kind = np.dtype(dtype)
             return room[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
         new = self.arena(len(order)).array
-        columns = zip(self.leaves, zip(*(part.data for part in parts), strict=True), strict=True)
-        return TensorRows(self, len(order), [leaf.kind.take(data, order, new, near) for leaf, data in columns])
+        if len(parts) > 1:
+            for places, grid in self.grids(len(order), new):
+                joined = near((num_rows,), grid.dtype)
+                for place, out in zip(places, grid[:, : len(order)], strict=True):
+                    np.concatenate(columns[place], out=joined)
+                    data[place] = joined.take(order, out=out, mode="clip")
+        for place, leaf in enumerate(self.leaves):
+            if data[place] is None:
+                data[place] = leaf.kind.take(columns[place], order, new, near)
+        return TensorRows(self, len(order), data)
 
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
         """Copy runs into one flat block."""
@@ -416,9 +431,7 @@ class _DealtTensors(Collected[TensorRows]):
     def _make_rooms(self, rows: TensorRows) -> None:
         length, new = self._dealing.length, self._codec.arena(self._dealing.length).array
         together = {place for places in self._codec.alike.values() for place in places}
-        for dtype, places in self._codec.alike.items():
-            width = aligned(length * dtype.itemsize) // dtype.itemsize
-            self._rooms.append((places, new((len(places), width), dtype)[:, :length]))
+        self._rooms += [(places, grid[:, :length]) for places, grid in self._codec.grids(length, new)]
         for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
             if leaf.kind.row_bytes and place not in together:
                 self._rooms.append(([place], new((1, length, *data.shape[1:]), data.dtype)))

@@ -67,6 +67,9 @@ def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]
     return Permutation(length, derive_key(seed, epoch, name)).slice(0, length)
 
 
+_NEAR_NUMBERS = 1 << 13
+"""Numbers of an order that are made at a time, so that a core's first caches hold them."""
+
 _BLOCKS = 16
 """Blocks of which a dealt batch consists, at most: each of rows that lie near each other in the window."""
 
@@ -144,11 +147,13 @@ class Dealing:
         return self._rows(np.arange(first, stop, dtype=np.int64), np.empty)
 
     def _rows(self, runs: NDArray[np.int64], new: Callable[[tuple[int, ...], Any], NDArray[Any]]) -> NDArray[np.int64]:
-        shape = self.batches, len(runs)
-        turned, rows = new(shape, np.int64), new(shape, np.int64)
-        np.add.outer(np.arange(self.batches), self.turns[runs], out=turned)
-        np.concatenate((self.row_of, self.row_of)).take(turned, out=rows, mode="clip")
-        rows += runs * self.batches
+        rows = new((self.batches, len(runs)), np.int64)
+        twice, turns, begins = np.concatenate((self.row_of, self.row_of)), self.turns[runs], runs * self.batches
+        few = max(1, _NEAR_NUMBERS // max(1, len(runs)))
+        for first in range(0, self.batches, few):
+            some = rows[first : first + few]
+            twice.take(np.add.outer(np.arange(first, first + len(some)), turns), out=some, mode="clip")
+            some += begins
         return rows
 
     def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, get_args
 from torch_table_loader.engine.jobs.bound import check_options
 from torch_table_loader.engine.state_forms import COUNT, FLAG, Form, ListOf, Named, OneOf
 from torch_table_loader.engine.state_forms import refuse as refuse_value
-from torch_table_loader.engine.state_records import StageForms, StateRecord
+from torch_table_loader.engine.state_records import MIXING, StageForms, StateRecord
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.mixtures.mixture import LEAST_SHARE, Mixture, NaturalShares, Shares
 from torch_table_loader.mixtures.row_position import MixedRowsPosition
@@ -90,6 +90,7 @@ class MixtureRecord(StateRecord):
                     "lacks": ListOf(_LACK, least=1),
                     "micro_batches": _ROWS,
                     "natural": FLAG,
+                    "windows": Named({}, others=MIXING),
                 },
             )
         ),

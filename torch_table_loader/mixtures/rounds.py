@@ -251,7 +251,6 @@ def items_of(rows: int, width: int) -> int:
     return -(-rows // width)
 
 
-
 def mixed_of(deal: Deal, rounds: Mapping[str, Rounds]) -> dict[str, Mixing]:
     """Return how a rank mixes the splits of each source in a stage that begins."""
     costs = {name: own.cost for name, own in rounds.items()}

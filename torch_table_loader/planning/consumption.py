@@ -94,9 +94,7 @@ class Consumption:
         """Return this consumption plus what every rank of a topology consumed in some steps, or until it ended."""
         return self.with_delivered((*_delivered(plan, segments, steps), bases) for plan, segments, bases in plans)
 
-    def with_delivered(
-        self, parts: Iterable[tuple[Runs, Sequence[OpenWindow], NDArray[np.int64]]]
-    ) -> Consumption:
+    def with_delivered(self, parts: Iterable[tuple[Runs, Sequence[OpenWindow], NDArray[np.int64]]]) -> Consumption:
         """Return this consumption plus rows that were delivered, and windows that are open now.
 
         Args:

@@ -100,7 +100,7 @@ class Rounds:
     """The order of a source: all its items once, then all of them again in another order of splits, and so on.
 
     In a stage each channel (a lane of a rank) takes a run of what is left of each round; see `Deal.portion`. Where
-    splits are mixed, it is mixed inside that run.
+    splits are mixed, runs share all that is left of the round, and what the stage takes of each is mixed over it.
 
     Args:
         segments: its splits; all live rows are known.
@@ -228,12 +228,18 @@ class Rounds:
         deal, (rank, lane) = stage.deal, channel
         portion = self._portion(rest, deal, deal.names.index(self.name), number)
         first, items = int(portion.first[channel]), int(portion.rows[channel])
+        stop = items * deal.width
+        if self.name in stage.mixed:
+            first, items = _share_of(portion, channel, items_of(left.num_rows, deal.width))
         runs = left.slice(first * deal.width, (first + items) * deal.width)
         whole, mixing = rest.round + number, stage.mixed.get(self.name)
         name = f"rank {rank} lane {lane} of round {whole} of {self.name} in stage {deal.number}"
         section = laid_out(name, runs, len(self.segments.splits), mixing, rows_of_a_batch(deal, self.name))
         windows = () if number else tuple(entry.window for entry in rest.consumed.windows)
-        return RoundSection(whole, replace(section, skip=min(skip * deal.width, runs.num_rows)), windows)
+        skipped = min(skip * deal.width, runs.num_rows)
+        if stop < runs.num_rows:
+            section = replace(section, stop=stop)
+        return RoundSection(whole, replace(section, skip=skipped), windows)
 
     def _portion(self, rest: Rest, deal: Deal, source: int, number: int) -> Portion:
         return deal.portion(source, items_of(rest.left, deal.width), self.items(deal.width), number)
@@ -244,6 +250,18 @@ class Rounds:
         if had < left:
             return 0
         return 1 + (had - left) // self.items(width)
+
+
+def _share_of(portion: Portion, channel: tuple[int, int], items: int) -> tuple[int, int]:
+    """Return the first item of a channel's share of all that is left of a round, and how many these are.
+
+    A stage may end within a round. What a channel takes of it is then spread over as large a part of what is left.
+    """
+    number, rows = int(np.ravel_multi_index(channel, portion.rows.shape)), portion.rows.reshape(-1)
+    ends = np.cumsum(rows).tolist()
+    end = ends[number] * items // ends[-1]
+    first = (ends[number] - int(rows[number])) * items // ends[-1]
+    return first, end - first
 
 
 def items_of(rows: int, width: int) -> int:

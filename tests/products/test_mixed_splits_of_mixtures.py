@@ -22,7 +22,7 @@ from tests.effort import examples
 from tests.mixtures.mixed_worlds import ranks_take, worlds
 from tests.states import is_ended
 from tests.tables.plain import meant_warnings
-from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader import MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.extend import SourceRow
 
 FILES = {"a": 16, "b": 8}
@@ -180,3 +180,35 @@ def test_windows_of_all_sources_stay_within_the_bound(
     found = held_of(lambda: make(paths, {"a": 2, "b": 1}, own={}, batch_size=256, **options))
     assert found.holds, found
     assert not found.idle, found
+
+
+_PACKED: dict[str, tuple[int, int, int, Pack, dict[str, Any]]] = {
+    "cut anywhere": (16, 4_000, 2_000, Pack(seq_len=1024), {"num_workers": 2}),
+    "best fit": (16, 4_000, 2_000, Pack(seq_len=1024, strategy="best_fit", block_docs=1_000), {"num_workers": 0}),
+}
+
+
+@pytest.mark.parametrize(("files", "rows", "group", "pack", "options"), _PACKED.values(), ids=_PACKED)
+def test_windows_of_documents_stay_within_the_bound(
+    tmp_path: Path, files: int, rows: int, group: int, pack: Pack, options: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        name = "ab"[number % 2]
+        (tmp_path / name).mkdir(exist_ok=True)
+        ends = np.concatenate(([0], np.cumsum(rng.integers(20, 500, rows)))).astype(np.int32)
+        tokens = pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.integers(0, 999, ends[-1]), pa.int32()))
+        table = pa.table({"input_ids": tokens, "id": np.arange(rows)})
+        pq.write_table(table, tmp_path / name / f"{number:03}.parquet", row_group_size=group)
+    paths = {name: str(tmp_path / name) for name in "ab"}
+    own = {"pack": pack, "columns": ["id"]}
+    found = held_of(lambda: make(paths, {"a": 2, "b": 1}, own=own, batch_size=8, **options))
+    assert found.holds, found
+    assert not found.idle, found
+
+
+def test_a_state_with_windows_of_another_source_is_refused(tables: dict[str, str]) -> None:
+    loader, _ = make(tables)
+    state = json.loads(json.dumps(loader.state_dict()).replace('"windows", [["a"', '"windows", [["A"'))
+    with pytest.raises(ResumeError, match="with windows of A, b for the sources a, b"):
+        make(tables)[0].load_state_dict(state)

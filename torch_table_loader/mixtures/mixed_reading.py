@@ -58,9 +58,8 @@ class SourceReading:
     @property
     def readers(self) -> int:
         """Threads that read splits side by side, of those that all sources share; 0: the lane reads them."""
-        if self.name not in self.stage.mixed:
-            return 0
-        return readers_of(self.stage, self.options)
+        threads = threads_of(self.options, mixes=self.name in self.stage.mixed)
+        return -(-threads // max(1, len(self.stage.mixed)))
 
     def part(self, rounds: Rounds, rest: Rest, form: SourceForm, common: Mapping[str, Any]) -> StreamPart:
         """Return what reads what is left of the source.
@@ -134,8 +133,8 @@ class SourceTold(NamedTuple):
     notes: list[str]
 
 
-def readers_of(stage: DealtStage, options: LoaderOptions) -> int:
-    """Return how many threads read the splits of each source whose splits are mixed."""
-    if not stage.mixed or options.num_workers == 0:
+def threads_of(options: LoaderOptions, *, mixes: bool) -> int:
+    """Return how many threads read splits side by side, where they are mixed; with no worker, the caller's does."""
+    if not mixes or options.num_workers == 0:
         return 0
-    return max(1, threads_of_lanes(options.lanes) // len(stage.mixed))
+    return threads_of_lanes(options.lanes)

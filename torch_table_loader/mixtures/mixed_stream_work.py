@@ -70,7 +70,7 @@ class MixedStreamWork(LaneWork):
         parts: the sources, in the order of the deal's names.
         joined_batches: batches that are put together at once.
         fetching: how remote files are fetched, with one budget for all sources.
-        readers: threads of a lane that read, where splits are mixed; with 0, the lane reads them.
+        threads: that read splits side by side, where they are mixed; with 0, the lane reads them.
     """
 
     plan: GlobalBatches
@@ -78,7 +78,7 @@ class MixedStreamWork(LaneWork):
     parts: tuple[StreamPart, ...]
     joined_batches: int
     fetching: FetchSettings
-    readers: int = 0
+    threads: int = 0
 
     @property
     def deal(self) -> Deal:
@@ -88,7 +88,7 @@ class MixedStreamWork(LaneWork):
     @property
     @override
     def collated_at_once(self) -> int:
-        return max(1, self.readers)  # the lane is the rank's only one, where splits are mixed
+        return max(1, self.threads)  # the lane is the rank's only one, where splits are mixed
 
     @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.contracts import is_far
+from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.indexed_job import PlacedJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.saved_state import Bound
@@ -24,7 +25,7 @@ from torch_table_loader.mixtures.form import (
     share_notes,
     stream_weights,
 )
-from torch_table_loader.mixtures.mixed_reading import SourceReading, cost_of, readers_of
+from torch_table_loader.mixtures.mixed_reading import SourceReading, cost_of, threads_of
 from torch_table_loader.mixtures.mixed_sources import AskedWeights, MixedSources
 from torch_table_loader.mixtures.mixed_stream_work import MixedStreamWork
 from torch_table_loader.mixtures.mixture import NaturalShares, ShareUnit
@@ -159,6 +160,12 @@ class MixedStreams(PlacedJob):
 
     @property
     @override
+    def batching(self) -> Batching:
+        threads = threads_of(self.options, mixes=any(own.cost is not None for own in self.rounds.values()))
+        return Batching.of(self.options, self.topology, self.row_bytes, collated=max(1, threads))
+
+    @property
+    @override
     def own_records(self) -> tuple[str, ...]:
         return (RECORD.key,)
 
@@ -290,7 +297,7 @@ class MixedStreams(PlacedJob):
             ),
             joined_batches=_joined_batches(self),
             fetching=self.fetching,
-            readers=readers_of(position.stage, self.options),
+            threads=threads_of(self.options, mixes=bool(position.stage.mixed)),
         )
 
     @override

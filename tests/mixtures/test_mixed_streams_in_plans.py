@@ -85,6 +85,7 @@ def delivered(position: MixedPosition, rounds: dict[str, Rounds], steps: int) ->
                 part = next(parts)
                 runs = part.rows(own.segments, (SEED, position.epoch))
                 rows = min(runs.num_rows, wanted * deal.width)
+                assert rows, "a round has fewer rows than were dealt"
                 found += rows_of(own, runs.slice(0, rows))
                 short[part.round] += rows % deal.width > 0
                 wanted -= -(-rows // deal.width)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.saved_state import SavedState
@@ -135,7 +136,7 @@ class JobPosition:
         self._warned_of_repetition = False
         flags = _shared(2, torch.bool)
         self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
-        if not job.can_be_mixed:  # a mixture has its own steps: such a job warns when it is iterated itself
+        if "" not in job.live_rows:  # a mixture has its own steps: what may be its source warns when it is iterated
             self.warn_of_uneven_steps()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -296,7 +297,7 @@ class JobPosition:
         Warn if that undoes an earlier request of the caller.
         """
         if job is not None and job is not self.job:
-            warn_of_undone(self.job.exclusion_states, job.exclusion_states)
+            warn_of_undone(_exclusions_of(self.job), _exclusions_of(job))
             self.job = job
         self._epoch.fill_(position.epoch)
         self._loaded, self._begun, self.newest = position, None, None
@@ -444,7 +445,7 @@ class JobPosition:
 
     def _begin(self, position: Any) -> None:
         self.before_reading()
-        for name, own in self.job.exclusion_states.items():
+        for name, own in _exclusions_of(self.job).items():
             own.begin(position.epoch, position.exclusions[name].running)
 
 
@@ -457,6 +458,11 @@ def workers_of(info: Any) -> int:
     if info is None:
         return 1
     return int(info.num_workers)
+
+
+def _exclusions_of(job: Job) -> dict[str, ExclusionState]:
+    """Return what the caller excluded, by name of the source."""
+    return {name: rows.exclusions for name, rows in job.live_rows.items()}
 
 
 def _compared(job: Job, position: Position) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def test_stores_that_are_not_in_memory_give_the_same(
         monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))
         again, dataset = make(tables, **chosen, **store)
         assert batches(again) == wanted
-    assert type(dataset._mixed.sources["a"].store.rows()).__name__ == (
+    assert type(dataset.job.live_rows["a"].store.rows()).__name__ == (
         "RemoteRows" if where == "behind a URL" else "StoredRows"
     )
 

@@ -41,14 +41,14 @@ _OF_OURS = (
     *("predicates.facts", "predicates.filter_form", "planning.order_sample", "source.arrow_source"),
     *("source.snapshot_files", "formats"),
     *("planning.lists", "engine.device"),
-    *("engine.explanation", "engine.row_store", "order", "engine.measuring", "engine.jobs.indexed_job"),
+    *("engine.explanation", "engine.row_store", "order", "engine.measuring", "engine.jobs.items_job"),
     "engine.jobs.table_rows",
     *("engine.work.indexed_work", "engine.workers.processes"),
 )
 
 
 _IN_ROW_MODE = {
-    *("store", "planning.lists", "engine.row_store", "engine.jobs.indexed_job"),
+    *("store", "planning.lists", "engine.row_store", "engine.jobs.items_job"),
     *("engine.jobs.table_rows", "engine.work.indexed_work", "predicates.filter_form"),
 }
 _OF_ARROW_IN_ROW_MODE = {"pandas", "pyarrow.compute"}

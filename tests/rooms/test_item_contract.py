@@ -39,7 +39,7 @@ def job_of(folder: Path, **options: Any) -> Any:
     table = pa.table({"x": np.arange(ROWS), "word": words, "list": [[row] * (row % 3) for row in range(ROWS)]})
     chosen: dict[str, Any] = {"row_store": RowStore(str(folder)), "row_id": True, "shuffle": "rows"} | options
     job: Any = StructuredDataset.from_arrow(table, batch_size=4, check_plan=False, **chosen).job
-    job.open(job.start(0))
+    job.live_rows[""].store.open()
     return job
 
 
@@ -47,10 +47,10 @@ def job_of(folder: Path, **options: Any) -> Any:
 def test_rows_hold_the_contract_of_items(tmp_path: Path, options: dict[str, Any]) -> None:
     job = job_of(tmp_path, **options)
     names, start = job.columns.names, job.start(0)
-    check_turn_stream(job.stream(start), names, start.total, ROWS)
+    check_turn_stream(job.items.stream(start), names, start.total, ROWS)
     turns = OneRound("a", 0, job.columns, Exclusions().exclude([7, 9], ROWS), 3, 1)
-    check_turn_stream(job.by_turn(turns), names, job.count(turns), ROWS)
-    check_map(job, ROWS)
+    check_turn_stream(job.items.by_turn(turns), names, job.items.count(turns), ROWS)
+    check_map(job.items, ROWS)
 
 
 @dataclass(frozen=True)

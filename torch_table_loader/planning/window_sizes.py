@@ -48,7 +48,15 @@ class WindowSizes:
             size *= GROWTH
         left = max(0, total - sum(grown))
         windows = max(1, -(-left // rows) if grown else round(left / rows))
-        return cls(max(1, -(-left // (windows * unit))) * unit, tuple(grown))
+        even = max(1, -(-left // (windows * unit))) * unit
+        if windows == 1:  # the last one, of what is left; smaller ones never follow
+            even = max((even, *grown))
+        return cls(even, tuple(grown))
+
+    @property
+    def least(self) -> int:
+        """The least rows of a window, but for the last."""
+        return min((self.rows, *self.first))
 
     @property
     def most(self) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.items import Items, ItemStream, TurnStream
+    from torch_table_loader.engine.items import ItemStream, TableItems, TurnStream
 
     Ints = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ def check_turn_stream(stream: TurnStream, names: Sequence[str], count: int, rows
     require(left == _items(who, stream, names, [turns[behind:]]), f"{who} must go on from an anchor as it does here")
 
 
-def check_map(items: Items, rows: int) -> None:
+def check_map(items: TableItems, rows: int) -> None:
     """Check items in the table's own order, whose store is open.
 
     Args:

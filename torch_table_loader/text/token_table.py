@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.arrow.datatypes import decoded_type
+from torch_table_loader.engine.jobs.modes import stream_job
 from torch_table_loader.engine.jobs.resolve import columns_of
-from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.ray_cluster import check_mark, shared_mark
 from torch_table_loader.errors import ConfigError, ResumeError, StorageError, TableError, TableLoaderError, WorkerError
 from torch_table_loader.local_files import new_file, read_regular, write_whole
@@ -39,6 +39,7 @@ from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
+    from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.ray_cluster import RayCluster
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.ranges import FetchSettings
@@ -167,10 +168,10 @@ def chat_of(tokenizer: str, template: str | None, tools: str | None) -> Chat:
 
 
 def _job_of(dataset: TableDataset) -> StreamJob:
-    job = dataset.job
     if dataset.options.pack is not None:
         raise ConfigError("pack= packs tokens, which do not exist yet; pass it to the dataset of the token table")
-    if not isinstance(job, StreamJob) or not job.strategy.cuts:
+    job = stream_job(dataset.job)
+    if job is None or not job.strategy.cuts:
         raise ConfigError(
             "a table to tokenize is read split by split, in its order; leave shuffle= out, and a split_strategy= that "
             "deals splits to ranks by itself"

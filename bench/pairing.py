@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import re
 import resource
 import statistics
@@ -26,7 +28,7 @@ class Sample:
 
     Args:
         seconds: wall time.
-        cpu_seconds: user and system time of this process and the children it has waited for.
+        cpu_seconds: user and system time of this process and its children.
         rows: rows that came out.
     """
 
@@ -132,9 +134,18 @@ def cpu_micros(samples: tuple[Sample, ...]) -> float:
 
 
 def cpu_seconds() -> float:
-    """Give the user and system time of this process and of the children that it has waited for."""
+    """Give the user and system time of this process and of its children, of those that still run too."""
+    running = sum(_seconds_of(child.pid) for child in multiprocessing.active_children())  # this waits for the others
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return running + sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _seconds_of(process: int | None) -> float:
+    try:
+        numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):  # it ended just now
+        return 0.0
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
 __all__ = [

@@ -159,7 +159,7 @@ class TableDataset(RankDataset):
         for name in columns:
             if name not in self.table.schema.names:
                 raise self.table.no_column(name)
-        shared = Parts(self.options.filters, tuple(filters.values()))
+        shared = Parts(self.table.filters, tuple(filters.values()))
         return {part: self._derived({}, chosen, shared) for part, chosen in filters.items()}
 
     def _split_places(
@@ -264,11 +264,10 @@ class TableDataset(RankDataset):
         Args:
             count: how many at most.
         """
-        options, table = self.options, self.table
-        columns = options.column_names
+        columns = self.options.column_names
         if columns is None:
-            columns = table.schema.names
-        return table.first_rows(list(columns), options.filters, integer("count", count, 0))
+            columns = self.table.schema.names
+        return self.table.first_rows(list(columns), integer("count", count, 0))
 
     def statistics(
         self, columns: Sequence[str], *, quantiles: Sequence[float] | None = None, bounds_only: bool = False

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeVar
 
 from torch_table_loader.engine.machine import threads_of_lanes
-from torch_table_loader.engine.workers.choice import check_processes, executor_of
+from torch_table_loader.engine.workers.choice import Servers, check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
-from torch_table_loader.engine.workers.threads import ThreadPool
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.messages import warn_caller
@@ -130,7 +129,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
         ours: Any = dataset
         super().__init__(ours if type(ours) is _InSamples else cast("D_co", _InSamples(ours)), batch_size=None)
         self._position: JobPosition = ours._position
-        self._pool = ThreadPool()
+        self._servers = Servers()
         self._iterators: weakref.WeakSet[LoaderIterator[B_co]] = weakref.WeakSet()
         self._watch = Watch()
         object.__setattr__(self, "sampler", EpochSampler(self._position))  # torch guards it against assignment
@@ -213,7 +212,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
         """
         for batches in list(self._iterators):
             batches.close()
-        self._pool.shut_down()
+        self._servers.shut_down()
         self._position.job.close_clients()
 
     def __enter__(self) -> Self:
@@ -405,7 +404,7 @@ class LoaderIterator(Iterator[B_co]):
     def _start(self, position: Position) -> LaneWork:
         job, options, start = self._job, self._job.options, position.stage.steps
         work = job.work(position)
-        self._merger = LaneMerger(work, executor_of(job, work, start, self._loader._pool), start)
+        self._merger = LaneMerger(work, executor_of(job, work, start, self._loader._servers), start)
         self._plan = work.plan
         self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._merger

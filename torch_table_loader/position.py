@@ -134,10 +134,7 @@ class JobPosition:
         self._plan_check = plan_check
         self.reopen = reopen
         self._warned_of_repetition = False
-        flags = _shared(2, torch.bool)
-        self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
-        if "" not in job.live_rows:  # a mixture has its own steps: what may be its source warns when it is iterated
-            self.warn_of_uneven_steps()
+        self._may_read = _shared(1, torch.bool)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to the training process: its iterator, and what reopens tables."""
@@ -433,20 +430,13 @@ class JobPosition:
             self.job.check_alone()
             warn_of_a_whole_table(self.job.options)
             _warn_of_no_steps(self.job, self.epoch)
-            self._may_read.fill_(True)
-        self.warn_of_uneven_steps()
-
-    def warn_of_uneven_steps(self) -> None:
-        """Warn, once for all processes of the rank, that ranks take different numbers of steps."""
-        worker = get_worker_info()
-        if not self._warned_of_uneven_steps and (worker is None or worker.id == 0):
-            self._warned_of_uneven_steps.fill_(True)
             self.job.warn_of_uneven_steps()
+            self._may_read.fill_(True)
 
     def _begin(self, position: Any) -> None:
         self.before_reading()
-        for name, own in _exclusions_of(self.job).items():
-            own.begin(position.epoch, position.exclusions[name].running)
+        for name, rows in self.job.live_rows.items():
+            rows.exclusions.begin(position.epoch, position.exclusions[name].running)
 
 
 def workers_of(info: Any) -> int:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from torch_table_loader import ConfigError, Pack, RowStore, StructuredDataset
 from torch_table_loader.engine.items import TurnsOf
 from torch_table_loader.planning.exclusion import Exclusions
-from torch_table_loader.testing import check_map, check_turn_stream
+from torch_table_loader.testing import check_items, check_map, check_turn_stream
 
 LENGTHS = [5, 1, 17, 0, 3, 30, 2, 12, 9, 4, 6, 33, 8, 1, 7]
 ROWS = len(LENGTHS)
@@ -43,6 +43,7 @@ def test_sequences_hold_the_contract_of_items(tmp_path: Path, strategy: Any) -> 
     job = job_of(tmp_path, strategy)
     names, start = job.columns.names, job.start(0)
     check_turn_stream(job.items.stream(start), names, start.total, ROWS)
+    check_items(job.items, job.by_step)
     if strategy == "windows":
         check_map(job.items, ROWS)
         return

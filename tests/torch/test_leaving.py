@@ -157,8 +157,8 @@ def test_two_epochs_at_once_keep_no_more_threads_than_they_had(table: Path) -> N
     loader = make(SPLITS, table, num_workers=1)
     assert [len(list(zip(loader, loader, strict=True))) for _ in range(3)] == [120] * 3
     assert len(lane_threads()) == 2
-    copies = [copy.deepcopy(loader._pool), pickle.loads(pickle.dumps(loader._pool))]  # noqa: S301 its own
-    assert not any(each._idle for each in copies)
+    copies = [copy.deepcopy(loader._servers), pickle.loads(pickle.dumps(loader._servers))]  # noqa: S301 its own
+    assert not any(each.threads._idle for each in copies)
 
 
 def test_a_forked_child_iterates_a_loader_whose_threads_wait(mode: Mode, table: Path) -> None:

@@ -203,7 +203,7 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
     for name in mode.tables:
         write_rows(tmp_path / name, [[100] * 20] * LANES)
     monkeypatch.setattr("torch_table_loader.engine.jobs.modes.rows_of_a_read", lambda *_: 100)
-    monkeypatch.setattr("torch_table_loader.engine.jobs.indexed_job.batches_of_a_gather", lambda *_: 10)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.gathering.batches_of_a_gather", lambda *_: 10)
     decoded = [0]
     decode = TensorCodec.decode
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.jobs.batching import Gathering
     from torch_table_loader.engine.jobs.by_step import ByStep
+    from torch_table_loader.engine.jobs.gathering import Gathering
     from torch_table_loader.engine.jobs.live_rows import LiveRows
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.engine.saved_state import SavedState

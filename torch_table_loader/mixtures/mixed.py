@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -109,9 +108,24 @@ class MixedDataset(RankDataset):
             raise ConfigError(f"{wrong[0]}= belongs to the sources of a mixture; pass it to each of them")
         opened = _opened(sources, options)
         jobs = _jobs_of(opened)
+        asked, ranks = self._asked_of(options, jobs)
+        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
+        with plan_check:
+            asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
+            by_step = scheduled_weights(weights, jobs)
+            first, rule = by_step.at(0, Done()), checked_stop(stop, jobs)
+            job = with_schedule(_mixed_job(jobs)(asked, ranks, first, rule, block, unit), by_step)
+            if plan_check.compares:
+                plan_check.check({**job.compared, **asdict(job.topology)})
+        super().__init__(job, plan_check, self._with_snapshots_of)
+        self._sources = opened
+
+    @classmethod
+    def _asked_of(cls, options: Mapping[str, Any], jobs: Mapping[str, Job]) -> tuple[LoaderOptions, RankInfo]:
+        """Return what the caller asks of the mixture, without what sources take, and its ranks."""
         own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
         keywords: LoaderKeywords = {**own, "shuffle": "rows"}  # type: ignore[typeddict-item]
-        asked = make_options(keywords, type(self))
+        asked = make_options(keywords, cls)
         if asked.budget is not None:
             raise ConfigError(
                 "the batches of a mixture have as many rows each, of which each source has its share, got "
@@ -123,18 +137,9 @@ class MixedDataset(RankDataset):
         ranks = resolve_ranks(asked) if named or not of_sources else _common_ranks(jobs)
         samples = next(iter(jobs.values())).samples
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options, samples=samples)
-        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         if of_sources:
             asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
-        with plan_check:
-            asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
-            by_step = scheduled_weights(weights, jobs)
-            first, rule = by_step.at(0, Done()), checked_stop(stop, jobs)
-            job = with_schedule(_mixed_job(jobs)(asked, ranks, first, rule, block, unit), by_step)
-            if plan_check.compares:
-                plan_check.check({**job.compared, **asdict(job.topology)})
-        super().__init__(job, plan_check, self._with_snapshots_of)
-        self._sources = opened
+        return asked, ranks
 
     @classmethod
     def _is_compared(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
@@ -258,9 +263,7 @@ def _opened(
                     f"{option}= differs between the mixture and its source {name!r}; pass it to only one of them"
                 )
         given = {"shuffle": "rows", **handed}
-        with warnings.catch_warnings():  # of the steps of a stream alone, of which the mixture takes none
-            warnings.filterwarnings("ignore", ".*a job that synchronises each step", UserWarning)
-            opened[name] = source(**{option: value for option, value in given.items() if option not in own})
+        opened[name] = source(**{option: value for option, value in given.items() if option not in own})
     return opened
 
 

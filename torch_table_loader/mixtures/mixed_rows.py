@@ -14,8 +14,8 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import written_exclusions
 from torch_table_loader.engine.items import ItemFacts, Items, TableItems
-from torch_table_loader.engine.jobs.batching import Gathering
 from torch_table_loader.engine.jobs.bound import of_source
+from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.row_store import crosses_by_fork

@@ -16,7 +16,8 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import written_exclusions
 from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
-from torch_table_loader.engine.jobs.batching import Batching, Gathering
+from torch_table_loader.engine.jobs.batching import Batching
+from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
 from torch_table_loader.engine.jobs.live_rows import LiveRows
 from torch_table_loader.engine.jobs.resolve import (

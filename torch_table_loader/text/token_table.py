@@ -28,7 +28,6 @@ from torch_table_loader.local_files import new_file, read_regular, write_whole
 from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.splits import SegmentTable
-from torch_table_loader.predicates.filter_form import key_if_filtered
 from torch_table_loader.ranges import TasksAhead
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
@@ -183,12 +182,12 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextRe
     """Return what reads the parts, and what a token table is bound to."""
     table, options = job.table, job.options
     splits = job.strategy.cut(table.layout)
-    segments = SegmentTable.of(splits, filtered=options.filters is not None)
+    segments = SegmentTable.of(splits, filtered=table.filtered)
     tasks = tuple(segments.task(split, 0, -1) for split in range(len(splits)))
     max_rows = sizes().text_batch_rows
     reader = TextReader(
-        table.reader(columns_of(table, options), options.filters, row_ids=options.row_id, max_rows=max_rows),
-        table.reader((), options.filters, row_ids=True, max_rows=max_rows),
+        table.reader(columns_of(table, options), row_ids=options.row_id, max_rows=max_rows),
+        table.reader((), row_ids=True, max_rows=max_rows),
         tuple(table.layout.file_starts.tolist()),
         tuple(file.name for file in table.files),
         tasks or (None,),
@@ -198,7 +197,7 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextRe
         "format": _FORMAT,
         "table": content_key(table.fingerprint, table.files),
         "snapshot": table.snapshot_id,
-        "filter": key_if_filtered(options.filters, table.schema),
+        "filter": table.filter_key,
         "columns": [f"{field.name}: {field.type}" for field in reader.reader.schema],
         "splits": splits.digest(),
         "tokenizer": tokenizer.name,

@@ -11,7 +11,8 @@ import numpy as np
 from typing_extensions import override
 
 from torch_table_loader.engine.items import ItemFacts, Items
-from torch_table_loader.engine.jobs.batching import Batching, Gathering
+from torch_table_loader.engine.jobs.batching import Batching
+from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
 from torch_table_loader.engine.jobs.resolve import topology_of
 from torch_table_loader.engine.jobs.table_rows import TableRows, surveyed_rows

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.items import Items
     from torch_table_loader.engine.jobs.asked import Asked
-    from torch_table_loader.engine.jobs.batching import Batching, Gathering
+    from torch_table_loader.engine.jobs.batching import Batching
+    from torch_table_loader.engine.jobs.gathering import Gathering
     from torch_table_loader.engine.jobs.live_rows import LiveRows
     from torch_table_loader.engine.saved_state import Bound, Kind, SavedState
     from torch_table_loader.engine.state_records import Written

@@ -147,8 +147,6 @@ class Job(Walked):
         Raises:
             TableError: names the column, a file, and the remedies.
         """
-        if self.options.filters is not None:
-            return
         sensitive = self.codec_of(self.samples.width).null_sensitive
         for table in self.tables.values():
             table.refuse_nulls(sensitive.intersection(table.schema.names))

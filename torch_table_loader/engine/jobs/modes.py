@@ -123,7 +123,7 @@ def open_stream(
         read_rows = min(read_rows, units.in_rows(mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
     most = {"max_rows": read_rows, "max_bytes": options.memory}
-    reader = table.reader(columns, options.filters, row_ids=ids, stage=stage, encoded=encoded, **most)
+    reader = table.reader(columns, row_ids=ids, stage=stage, encoded=encoded, **most)
     schema = delivered(table, reader.schema, options)
     fork_safe = all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None)
     job = StreamJob(

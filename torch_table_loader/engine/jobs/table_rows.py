@@ -14,9 +14,9 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
-from torch_table_loader.engine.jobs.batching import Gathering
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.codecs import Codecs
+from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
 from torch_table_loader.engine.jobs.live_rows import LiveRows
 from torch_table_loader.engine.jobs.resolve import (
@@ -127,7 +127,7 @@ def stored_rows(
     with_ids = delivered(table, with_ids, options)
     codecs = Codecs()
     codec = codecs.of(with_ids if topology is None else with_padding(with_ids, topology), options)
-    segments = whole_files(table.layout, filtered=options.filters is not None)
+    segments = whole_files(table.layout, filtered=table.filtered)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
         segments = counter.count(segments, np.arange(len(segments.splits)))
@@ -135,14 +135,14 @@ def stored_rows(
     keeps_ids = int(segments.live.sum()) != table.layout.num_rows
     max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
     ids = keeps_ids or (stage is not None and stage.takes_ids)
-    reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
+    reader = table.reader(columns, row_ids=ids, max_rows=max_rows, stage=stage)
     made, flat = (None, 0) if stage is None else (stage.key, stage.flat_lists)
     store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat, in_place=in_place)
     return SurveyedRows(table, store, with_ids, segments, row_bytes, codecs, codec)
 
 
-def live_rows_of(rows: SurveyedRows, options: LoaderOptions, **about: str) -> LiveRows:
-    """Return the live rows of a table, of which nothing is excluded, and how often each comes; `about` says more.
+def live_rows_of(rows: SurveyedRows, options: LoaderOptions, word: str = "rows", refusal: str = "") -> LiveRows:
+    """Return the live rows of a table, of which nothing is excluded, and how often each comes; see `LiveRows`.
 
     Raises:
         ConfigError: what decides it does not fit the table.
@@ -150,10 +150,12 @@ def live_rows_of(rows: SurveyedRows, options: LoaderOptions, **about: str) -> Li
         TableError: the table has not what it is read from.
     """
     draws: Draws = EachOnce()
-    if options.weights is not None or options.on_growth is not None:
+    if not options.each_row_once:
         draws = row_draws().draws_of(rows.table, options, rows.segments, rows.folder)
     count = int(rows.segments.live.sum())
-    return LiveRows(options=options, table=rows.table, store=rows.store, count=count, draws=draws, **about)
+    return LiveRows(
+        options=options, table=rows.table, store=rows.store, count=count, draws=draws, word=word, refusal=refusal
+    )
 
 
 def bound_to_rows(rows: LiveRows, columns: pa.Schema) -> Bound:
@@ -257,8 +259,7 @@ class TableRows(TableItems):
     @override
     def refuse_nulls(self) -> None:
         table = self.rows.table
-        if self.rows.options.filters is None:
-            table.refuse_nulls(self.codec.null_sensitive.intersection(table.schema.names))
+        table.refuse_nulls(self.codec.null_sensitive.intersection(table.schema.names))
 
     @override
     def count(self, turns: TurnsOf) -> int:

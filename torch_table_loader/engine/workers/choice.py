@@ -15,19 +15,43 @@ from torch_table_loader.errors import ConfigError
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.engine.workers.processes import IdleProcesses
 
 
-def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneExecutor:
-    """Return the executor that makes the batches of a rank's work."""
+class Servers:
+    """What waits between the epochs of a loader: its threads, or its worker processes."""
+
+    def __init__(self) -> None:
+        self.threads = ThreadPool()
+        self.processes: IdleProcesses | None = None
+        """None until the first epoch on processes."""
+
+    def shut_down(self) -> None:
+        """End those that are idle."""
+        self.threads.shut_down()
+        if self.processes is not None:
+            self.processes.shut_down()
+
+
+def executor_of(job: Job, work: LaneWork, start: int, servers: Servers) -> LaneExecutor:
+    """Return the executor that makes the batches of a rank's work.
+
+    Processes in which functions of the caller's run start anew for each epoch: they find these, and all that they
+    refer to, as they are then.
+    """
     options = job.options
     if options.num_workers == 0:
         return CallerExecutor(work, start, options.prefetch_batches)
     if not options.processes:
-        return ThreadExecutor(work, start, pool, options.prefetch_batches)
+        return ThreadExecutor(work, start, servers.threads, options.prefetch_batches)
     job.close_clients()
-    from torch_table_loader.engine.workers.processes import ProcessExecutor
+    from torch_table_loader.engine.workers.processes import IdleProcesses, ProcessExecutor
 
-    return ProcessExecutor(work, start, _context(job))
+    if work.calls_functions or options.samples.functions:
+        return ProcessExecutor(work, start, _context(job), None)
+    if servers.processes is None:
+        servers.processes = IdleProcesses()
+    return ProcessExecutor(work, start, _context(job), servers.processes)
 
 
 def _context(job: Job) -> Any:

@@ -7,11 +7,13 @@ import os
 import select
 import signal
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError, UnpicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -61,18 +63,35 @@ class _Message:
 
 
 class _WorkerLanes(IterableDataset[_Message | None]):
-    """The lanes of one worker process, one message from each lane in a round, so that no lane runs far ahead."""
+    """The lanes of one worker process, one message from each lane in a round, so that no lane runs far ahead.
 
-    def __init__(self, work: LaneWork, begun: Sequence[int], marks: torch.Tensor, left: torch.Tensor) -> None:
+    Each iteration is an epoch. What a later one changes comes through the worker's pipe.
+    """
+
+    def __init__(
+        self,
+        work: LaneWork,
+        begun: Sequence[int],
+        marks: torch.Tensor,
+        left: torch.Tensor,
+        changes: Sequence[Connection],
+    ) -> None:
         self._work = work
         self._begun = begun
         self._marks = marks
         self._left = left
+        self._changes = changes
+        self._is_later = False
         self._sender: SharedMemorySender | None = None
 
     def __iter__(self) -> Iterator[_Message | None]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
+        if self._is_later:
+            changed, self._begun, environment = self._changes[info.id].recv()
+            self._work = replace(self._work, **changed)
+            _take_over(environment)
+        self._is_later = True
         lanes, left = range(info.id, self._work.lanes, info.num_workers), self._left.numpy()
         with cancellable(lambda: bool(left[0])):
             ahead = self._work.fetch_ahead({lane: self._begun[lane] for lane in lanes}, joins=False)
@@ -138,6 +157,10 @@ class _WorkerLanes(IterableDataset[_Message | None]):
 def _begin_worker(environment: dict[str, str], _worker: int) -> None:
     """Follow the training process into its end, and take over its environment: a fork server's is as old as it."""
     end_with_parent()  # torch itself does not see that the parent ended before its worker began
+    _take_over(environment)
+
+
+def _take_over(environment: dict[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
@@ -147,36 +170,142 @@ def _as_is(message: Any) -> Any:
     return message
 
 
-class ProcessExecutor(LaneExecutor):
-    """An executor whose worker processes read the lanes; the consumer cuts their blocks into batches."""
+_FITS_A_PIPE = 16_000
+"""Bytes of what is new in an epoch, at most, so that sending it never waits, not even for a process that has ended."""
 
-    def __init__(self, work: LaneWork, start: int, context: Any) -> None:
-        """Start the processes, and send the work to each.
+_UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, AssertionError)
+"""What torch raises where a worker's message does not come whole."""
 
-        Args:
-            context: the name of a start method, a multiprocessing context, or None for the platform's default.
-        """
+
+class _Processes:
+    """The worker processes of a rank, with what they share with the consumer. They make one epoch after another."""
+
+    def __init__(self, work: LaneWork, begun: Sequence[int], context: Any) -> None:
         self._work = work
-        begun, processes = work.begun(start), work.servers
-        self._ready: list[deque[Rows | list[Any] | BaseException]] = [deque() for _ in begun]
-        self._rest: list[Rows | None] = [None for _ in begun]
-        self._done = [False for _ in begun]
-        self._metrics = [LaneMetrics(lane) for lane in range(len(begun))]
-        self._fetched = FetchStats()
-        self._fetched_by_worker: dict[int, FetchStats] = {}
+        self._home = os.getpid()
+        processes = work.servers
         waiting = work.blocks_ahead * -(-work.lanes // processes)
         marks, self._left = new_slots(processes, waiting), shared_zeros(1)
-        self._receiver = SharedMemoryReceiver(marks)
-        loader: DataLoader[Any] = DataLoader(
-            _WorkerLanes(work, begun, marks, self._left),
+        pipes = [Pipe(duplex=False) for _ in range(processes)]
+        self._changes = [sends for _, sends in pipes]
+        self._loader: DataLoader[Any] = DataLoader(
+            _WorkerLanes(work, begun, marks, self._left, [receives for receives, _ in pipes]),
             batch_size=None,
             num_workers=processes,
             collate_fn=_as_is,
             prefetch_factor=waiting,
             multiprocessing_context=context,
             worker_init_fn=partial(_begin_worker, dict(os.environ)),
+            persistent_workers=True,
         )
-        self._messages: WatchedWorkers | None = WatchedWorkers(loader)
+        self.receiver = SharedMemoryReceiver(marks)
+        self.messages = WatchedWorkers(self._loader)
+        for receives, _ in pipes:
+            receives.close()
+
+    def follow(self, work: LaneWork, begun: Sequence[int]) -> bool:
+        """Begin another epoch; return whether the processes can: they live, and what is new is little, and pickles."""
+        before = self._work
+        if os.getpid() != self._home or type(work) is not type(before) or work.servers != before.servers:
+            return False
+        pairs = {each.name: (getattr(before, each.name), getattr(work, each.name)) for each in fields(work)}
+        changed = {name: new for name, (old, new) in pairs.items() if new is not old}
+        if (work.lanes, work.blocks_ahead) != (before.lanes, before.blocks_ahead):
+            return False
+        try:
+            change = bytes(ForkingPickler.dumps((changed, begun, dict(os.environ))))
+        except (PicklingError, AttributeError, TypeError):
+            return False
+        if len(change) > _FITS_A_PIPE:
+            return False
+        try:
+            self.messages._reset(self._loader)
+            for pipe in self._changes:
+                pipe.send_bytes(change)
+        except _UNREADABLE:
+            return False
+        self._work = work
+        return True
+
+    def finish(self) -> bool:
+        """Wait until each process has nothing more to send; return False if one failed at its end."""
+        try:
+            for message in self.messages:
+                if message is not None and message.block is not None:
+                    self.receiver.unpack(self._work.codec, message.block)
+                if message is not None and message.error is not None:
+                    return False
+        except _UNREADABLE:
+            return False
+        return True
+
+    def end(self) -> None:
+        """End all processes; a forked copy of this one leaves them alone."""
+        if os.getpid() != self._home:
+            return
+        self._left.fill_(1)  # a worker may be waiting for a store
+        self.messages._shutdown_workers()
+        for pipe in self._changes:
+            pipe.close()
+
+
+class IdleProcesses:
+    """Keeps the worker processes of ended epochs for later ones; they end together with it."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Processes] = []
+        self._end = weakref.finalize(self, _end_all, self._idle)
+
+    def __reduce__(self) -> tuple[type[IdleProcesses], tuple[()]]:
+        """Copy and pickle as one without processes."""
+        return IdleProcesses, ()
+
+    def following(self, work: LaneWork, begun: Sequence[int]) -> _Processes | None:
+        """Return processes that have begun this work; None if there are none that can."""
+        while self._idle:
+            processes = self._idle.pop()
+            if processes.follow(work, begun):
+                return processes
+            processes.end()
+        return None
+
+    def keep(self, processes: _Processes) -> None:
+        """Keep processes whose epoch has ended."""
+        self._idle.append(processes)
+
+    def shut_down(self) -> None:
+        """End the idle processes."""
+        _end_all(self._idle)
+
+
+def _end_all(idle: list[_Processes]) -> None:
+    while idle:
+        idle.pop().end()
+
+
+class ProcessExecutor(LaneExecutor):
+    """An executor whose worker processes read the lanes; the consumer cuts their blocks into batches."""
+
+    def __init__(self, work: LaneWork, start: int, context: Any, idle: IdleProcesses | None) -> None:
+        """Begin with idle processes, or start new ones and send the work to each.
+
+        Args:
+            context: the name of a start method, a multiprocessing context, or None for the platform's default.
+            idle: where processes wait between epochs; None to start and end them with each.
+        """
+        self._work = work
+        self._idle = idle
+        begun = work.begun(start)
+        self._ready: list[deque[Rows | list[Any] | BaseException]] = [deque() for _ in begun]
+        self._rest: list[Rows | None] = [None for _ in begun]
+        self._done = [False for _ in begun]
+        self._metrics = [LaneMetrics(lane) for lane in range(len(begun))]
+        self._fetched = FetchStats()
+        self._fetched_by_worker: dict[int, FetchStats] = {}
+        processes: _Processes | None = None
+        if idle is not None:
+            processes = idle.following(work, begun)
+        self._processes: _Processes | None = processes or _Processes(work, begun, context)
 
     @property
     def metrics(self) -> list[LaneMetrics]:
@@ -192,22 +321,22 @@ class ProcessExecutor(LaneExecutor):
         """Receive messages until one is for the lane."""
         ready = self._ready[lane]
         while not ready:
-            messages = self._messages
-            if self._done[lane] or messages is None:
+            processes = self._processes
+            if self._done[lane] or processes is None:
                 return None
             try:
-                message = next(messages)
+                message = next(processes.messages)
             except StopIteration:
                 return None
-            except (OSError, EOFError, RuntimeError, UnpicklingError, AssertionError) as error:
-                if self._messages is None:  # another thread closed it meanwhile
+            except _UNREADABLE as error:
+                if self._processes is None:  # another thread closed it meanwhile
                     return None
                 if isinstance(error, WorkerError | AssertionError):
                     raise
                 lost = WorkerError(f"a message of a worker process could not be read: {error!r}")
-                raise messages.death() or lost from error
+                raise processes.messages.death() or lost from error
             if message is not None:
-                self._sort_in(message)
+                self._sort_in(message, processes.receiver)
         came = ready.popleft()
         if isinstance(came, BaseException):
             raise came
@@ -219,16 +348,20 @@ class ProcessExecutor(LaneExecutor):
         """Return the rows left over by a finished lane."""
         return self._rest[lane]
 
-    def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 they hold the epoch that they began with
-        """End all worker processes."""
-        self._left.fill_(1)  # a worker may be waiting for a store
-        messages, self._messages = self._messages, None
-        if messages is not None:
-            messages._shutdown_workers()
+    def close(self, *, is_over: bool = False) -> None:
+        """End all worker processes, unless the next epoch may need them."""
+        processes, self._processes = self._processes, None
         for ready in self._ready:
             ready.clear()
+        if is_over and processes is not None and self._idle is not None and processes.finish():
+            self._idle.keep(processes)
+            return
+        if processes is not None:
+            processes.end()
+        if self._idle is not None and not is_over:
+            self._idle.shut_down()
 
-    def _sort_in(self, message: _Message) -> None:
+    def _sort_in(self, message: _Message, receiver: SharedMemoryReceiver) -> None:
         lane = message.lane
         if message.error is not None:
             self._ready[lane].append(message.error)
@@ -239,7 +372,7 @@ class ProcessExecutor(LaneExecutor):
             self._fetched.become_sum(self._fetched_by_worker.values())
         rows: Rows | None = None
         if message.block is not None:
-            rows = self._receiver.unpack(self._work.codec, message.block)
+            rows = receiver.unpack(self._work.codec, message.block)
         if message.done:
             self._done[lane] = True
             self._rest[lane] = rows
@@ -298,11 +431,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         self._watch: _Watch | None = None
         if os.name == "posix":
             reader = self._data_queue._reader  # type: ignore[attr-defined]
-            self._watch = _Watch(reader.fileno(), self._workers, self._workers_status)
+            self._watch = _Watch(reader.fileno(), self._workers)
             reader._recv = self._watch.read
 
     def _try_get_data(self, timeout: float = 5.0) -> Any:
         if self._watch is not None:
+            self._watch.working = self._workers_status
             self._watch.wait()
         return super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
 
@@ -321,8 +455,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         if not self._shutdown and _utils.python_exit_status is False:
             self._shutdown = True
             self._workers_done_event.set()
-            for number, works in enumerate(self._workers_status):
-                if works:
+            for number, worker in enumerate(self._workers):
+                if worker.is_alive():  # it works, or waits for the next epoch
                     self._mark_worker_as_unavailable(number, shutdown=True)
             deadline = time.monotonic() + _GRACE_S
             for worker in self._workers:
@@ -350,11 +484,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 class _Watch:
     """Waits for data from workers, and notices if one ended too early."""
 
-    def __init__(self, pipe: int, workers: Sequence[Any], working: Sequence[bool]) -> None:
+    def __init__(self, pipe: int, workers: Sequence[Any]) -> None:
         self._pipe = pipe
         self._workers = {worker.sentinel: number for number, worker in enumerate(workers)}
         self._processes = workers
-        self._working = working
+        self.working: Sequence[bool] = [True for _ in workers]
+        """Which of them have something left to do in this epoch."""
         self._poll = select.poll()
         for handle in (pipe, *self._workers):
             self._poll.register(handle, select.POLLIN)
@@ -367,7 +502,7 @@ class _Watch:
                 return
             for handle in ready:
                 number = self._workers.pop(handle)
-                if self._working[number]:
+                if self.working[number]:
                     raise death_of(self._processes[number])
                 self._poll.unregister(handle)
             if not self._workers:

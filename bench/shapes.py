@@ -286,9 +286,15 @@ class Held:
 def held(path: Path, *, far: bool = False, **options: Any) -> Held:
     """Read an epoch of a table, and measure it; what planning takes is not counted."""
     in_memory = options.get("row_store") == "memory"  # which is numpy's
-    with as_a_store() if far else nullcontext(), warnings.catch_warnings():
+    with as_a_store() if far else nullcontext():
+        return held_of(lambda: StructuredDataset.create_dataloader(str(path), **options), in_memory=in_memory)
+
+
+def held_of(make: Callable[[], tuple[TableLoader, Any]], *, in_memory: bool = False) -> Held:
+    """Read an epoch of what a function makes, and measure it; see `held`."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loader, dataset = StructuredDataset.create_dataloader(str(path), **options)
+        loader, dataset = make()
         bound = dataset.explain().memory_bound
         with own_pool() as pool, _traced(in_memory) as traced:
             read(loader)

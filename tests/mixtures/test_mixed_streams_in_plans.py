@@ -16,8 +16,10 @@ from tests.effort import examples
 from tests.strategies import table
 from torch_table_loader import Stop, TargetSizeStrategy
 from torch_table_loader.extend import SegmentTable, StopRule, Topology, resolve_strategy
+from torch_table_loader.mixtures.mixed_windows import MixingCost
 from torch_table_loader.mixtures.rounds import DealtStage, Rounds
 from torch_table_loader.mixtures.stream_position import MixedPosition, begun, had_of, refuse_other_orders, rests_of
+from torch_table_loader.option_values import DEFAULT_MEMORY
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
 
@@ -26,15 +28,22 @@ SEED = 7
 Row = tuple[str, int, int]
 
 
-def rounds_of(name: str, groups: list[list[int]], target: int, *, shuffle: bool) -> Rounds:
+def rounds_of(
+    name: str, groups: list[list[int]], target: int, *, shuffle: bool, cost: MixingCost | None = None
+) -> Rounds:
     strategy = resolve_strategy(TargetSizeStrategy(target_rows=target), {})
-    return Rounds(name, SegmentTable.of(strategy.cut(table(groups)), filtered=False), shuffle, SEED)
+    return Rounds(name, SegmentTable.of(strategy.cut(table(groups)), filtered=False), shuffle, SEED, cost)
 
 
 filled = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=3), min_size=1, max_size=3)
 widths = st.sampled_from([1, 1, 2, 3, 50])  # rows of an item, such as the tokens of a sequence
+costs = st.sampled_from([None, MixingCost(8, 8), MixingCost(DEFAULT_MEMORY // 100, DEFAULT_MEMORY)])
+"""Of splits that are not mixed, in windows of many rows, and in windows of few rows."""
 sources = st.fixed_dictionaries(
-    {name: st.builds(rounds_of, st.just(name), filled, st.integers(3, 20), shuffle=st.booleans()) for name in "abc"}
+    {
+        name: st.builds(rounds_of, st.just(name), filled, st.integers(3, 20), shuffle=st.booleans(), cost=costs)
+        for name in "abc"
+    }
 )
 weights = st.none() | st.fixed_dictionaries({name: st.sampled_from([0, 1, 2, 3, 9]) for name in "abc"}).filter(
     lambda found: any(found.values())
@@ -69,14 +78,16 @@ def delivered(position: MixedPosition, rounds: dict[str, Rounds], steps: int) ->
         source = deal.names.index(name)
         short = Counter[int]()
         for channel in np.ndindex(*taken.shape[1:]):
-            parts = own.of_channel(rests[name], position.epoch, deal, channel, 0)
+            parts = own.of_channel(rests[name], position.epoch, position.stage, channel, 0)
             assert deal.takes(source, channel) or next(parts, None) is None
             wanted = int(taken[(source, *channel)])
             while wanted:
-                number, runs = next(parts)
+                part = next(parts)
+                runs = part.rows(own.segments, (SEED, position.epoch))
                 rows = min(runs.num_rows, wanted * deal.width)
+                assert rows, "a round has fewer rows than were dealt"
                 found += rows_of(own, runs.slice(0, rows))
-                short[number] += rows % deal.width > 0
+                short[part.round] += rows % deal.width > 0
                 wanted -= -(-rows // deal.width)
                 items += -(-rows // deal.width)
         assert max(short.values(), default=0) <= 1
@@ -187,8 +198,52 @@ def test_a_row_is_found_at_its_place(rounds: dict[str, Rounds], topology: Topolo
     for name, own in rounds.items():
         for channel in np.unique(channels[sources == deal.names.index(name)]).tolist():
             at = places[(sources == deal.names.index(name)) & (channels == channel)]
-            runs = own.of_channel(rests[name], 0, deal, divmod(channel, topology.lanes), 0)
-            items = own.at(rests[name], 0, deal, at)
-            assert [(number, row) for number, item in items for row in rows_of(own, item)] == [
-                (number, row) for number, part in runs for row in rows_of(own, part)
-            ]
+            twice = np.concatenate([at[::-1], at[:2]])
+            found: dict[int, list[Row]] = {}
+            for part, items in own.at(rests[name], 0, position.stage, twice):
+                rows = rows_of(own, part.rows(own.segments, (SEED, 0)))
+                found |= {place: rows[item * width : (item + 1) * width] for place, item in items.tolist()}
+            parts = own.of_channel(rests[name], 0, position.stage, divmod(channel, topology.lanes), 0)
+            all_rows = [rows_of(own, part.rows(own.segments, (SEED, 0))) for part in parts]
+            one_by_one = [rows[start : start + width] for rows in all_rows for start in range(0, len(rows), width)]
+            assert [found[len(at) - 1 - place] for place in range(len(at))] == one_by_one
+            assert [found[place] for place in range(len(at), len(twice))] == one_by_one[:2]
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(rounds=sources, topology=topologies, steps=st.integers(0, 5), width=widths)
+def test_a_channel_goes_on_in_mid_window_with_the_rows_that_it_would_have_had(
+    rounds: dict[str, Rounds], topology: Topology, steps: int, width: int
+) -> None:
+    position = begun(3, rounds, {"a": 2, "b": 1, "c": 1}, topology, "all_exhausted", width=width)
+    deal, rests = position.deal, rests_of(rounds, position)
+    place = min(steps * deal.step_rows, deal.end)
+    for name, own in rounds.items():
+        for channel in np.ndindex(topology.num_ranks, topology.lanes):
+            whole, rest = (
+                [
+                    row
+                    for part in own.of_channel(rests[name], 3, position.stage, channel, begin)
+                    for row in rows_of(own, part.rows(own.segments, (SEED, 3)))
+                ]
+                for begin in (0, place)
+            )
+            assert whole[len(whole) - len(rest) :] == rest
+            had = int(deal.dealt(place)[(deal.names.index(name), *channel)])
+            assert had == 0 or len(rest) < len(whole) or not whole
+
+
+def test_batches_draw_on_all_parts_of_each_source() -> None:
+    """Of a sorted table, one batch of a rank has rows of each sixteenth, and so has any part of a window."""
+    groups = [[50] * 16] * 16
+    rounds = {name: rounds_of(name, groups, 50, shuffle=True, cost=MixingCost(8, 8)) for name in "ab"}
+    topology = Topology(2, 1, 64)
+    position = begun(0, rounds, {"a": 3, "b": 1}, topology, "first_exhausted")
+    assert {name: mixing.splits for name, mixing in position.stage.mixed.items()} == {"a": 16, "b": 16}
+    for name, batch in (("a", 48), ("b", 16)):
+        own = rounds[name]
+        [part, *_] = own.of_channel(own.rest(0, ()), 0, position.stage, (1, 0), 0)
+        rows = np.array([base + row for _, base, row in rows_of(own, part.rows(own.segments, (SEED, 0)))])
+        for start in range(0, 20 * batch, 13):
+            spread = rows[start : start + batch].std() / np.sqrt(own.rows**2 / 12)
+            assert spread > 0.9

@@ -184,7 +184,7 @@ def test_what_streams_cannot_do_is_refused_by_name(tables: dict[str, str], optio
         ({"shuffle_buffer_size": 10}, "shuffle_buffer_size"),
         ({"filters": pc.field("id") > 3, "count_filtered": False}, "count_filtered"),
         ({"shuffle": "rows"}, "pass the same shuffle= to all"),
-        ({"shuffle": "mixed"}, 'pass shuffle="splits"'),
+        ({"shuffle": True, "shuffle_buffer_size": "1GiB"}, "shuffle_buffer_size"),
         ({"even_ranks": "drop"}, "pass it to the mixture"),
         ({"batch_by": "file"}, "a batch has rows of several sources"),
         ({"split_strategy": FirstFile()}, "pass one that covers each row once"),

@@ -30,11 +30,10 @@ from torch_table_loader.engine.state_forms import (
     refuse_missing,
     written,
 )
-from torch_table_loader.engine.state_records import find_record, is_record
+from torch_table_loader.engine.state_records import MIXING, find_record, is_record
 from torch_table_loader.engine.upgrades import UPGRADES
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
-from torch_table_loader.planning.ranks import MOST_SPLITS
 from torch_table_loader.planning.stages import SamplePosition, StreamPosition
 
 if TYPE_CHECKING:
@@ -268,10 +267,7 @@ _NOTHING = OneOf((None,))
 _WINDOW = ByType(
     {
         int: range(1, MOST_ROWS + 1),
-        list: Named(
-            {"rows": range(1, MOST_ROWS + 1), "splits": range(1, MOST_SPLITS + 1)},
-            {"first": range(1, MOST_ROWS + 1)},
-        ),
+        list: MIXING,
         type(None): _NOTHING,
     }
 )

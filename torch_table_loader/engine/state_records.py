@@ -10,12 +10,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from torch_table_loader.engine.state_forms import Form, refuse
+from torch_table_loader.engine.state_forms import Form, Named, refuse
 from torch_table_loader.errors import MissingExtraError, ResumeError
 from torch_table_loader.installed import RECORDS, load_module
+from torch_table_loader.option_checks import MOST_ROWS
+from torch_table_loader.planning.ranks import MOST_SPLITS
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.saved_state import Kind, SavedState
+
+
+MIXING = Named(
+    {"rows": range(1, MOST_ROWS + 1), "splits": range(1, MOST_SPLITS + 1)}, {"first": range(1, MOST_ROWS + 1)}
+)
+"""How a rank mixes splits, as `Mixing` writes it."""
 
 
 class Written(NamedTuple):

@@ -2,52 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 from typing_extensions import override
 
 from torch_table_loader.engine.work.lane_work import LaneWork
+from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import TableError
-from torch_table_loader.mixtures.rounds import RoundRuns
-from torch_table_loader.planning.runs import Runs
 from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.contracts import RangeStorage, Storage
+    from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.mixtures.dealing import Deal
-    from torch_table_loader.mixtures.rounds import Rest, Rounds
+    from torch_table_loader.mixtures.rounds import DealtStage, Rest, Rounds, RoundSection
     from torch_table_loader.mixtures.source_form import SourceForm
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.ranges import Fetcher, FetchSettings
-    from torch_table_loader.read.tasks import TaskReader
 
     Ints: TypeAlias = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StreamPart:
-    """One source of a mixture of streams.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SourceWork(StreamWork):
+    """Reads sections of one source of a mixture.
 
     Args:
         form: makes items of the mixture from those of the source.
+        padding: whether they only fill up the rank's last batch.
     """
+
+    form: SourceForm
+    padding: bool = False
+
+    @override
+    def decode(self, batch: pa.RecordBatch) -> Rows:
+        return self.form.decode(batch, padding=self.padding)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamPart:
+    """One source of a mixture of streams: what is left of it where a stage begins, and what reads it."""
 
     rounds: Rounds
     rest: Rest
-    reader: TaskReader
-    form: SourceForm
+    work: SourceWork
 
-    def reader_of(self, epoch: int, number: int) -> TaskReader:
-        """Return what reads a round of an epoch: what a block makes comes in another order in each."""
-        return self.reader.of_epoch(self.rounds.packs_key(epoch, number), shuffle=self.rounds.shuffle)
+    def work_of(self, found: RoundSection, *, padding: bool = False) -> SourceWork:
+        """Return what reads a section of a round: what a block makes comes in another order in each round."""
+        key = self.rounds.packs_key(self.work.epoch, found.round)
+        reader = self.work.reader.of_epoch(key, shuffle=self.rounds.shuffle)
+        return replace(self.work, reader=reader, windows=found.windows, padding=padding)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,21 +70,33 @@ class MixedStreamWork(LaneWork):
         parts: the sources, in the order of the deal's names.
         joined_batches: batches that are put together at once.
         fetching: how remote files are fetched, with one budget for all sources.
+        threads: that read splits side by side, where they are mixed; with 0, the lane reads them.
     """
 
     plan: GlobalBatches
-    deal: Deal
+    stage: DealtStage
     parts: tuple[StreamPart, ...]
     joined_batches: int
     fetching: FetchSettings
+    threads: int = 0
+
+    @property
+    def deal(self) -> Deal:
+        """Which source comes at each place."""
+        return self.stage.deal
+
+    @property
+    @override
+    def collated_at_once(self) -> int:
+        return max(1, self.threads)  # the lane is the rank's only one, where splits are mixed
 
     @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
-        far = [number for number in self._wanted if self.fetching.applies_to(self.parts[number].reader.storage)]
+        far = [number for number in self._wanted if self.fetching.applies_to(self.parts[number].work.reader.storage)]
         if not far:
             return None
         plans = [self._planned_reads(lane, start, number) for lane, start in begun.items() for number in far]
-        return fetch_ahead(self.parts[far[0]].reader.storage, in_order(plans), self.fetching)
+        return fetch_ahead(self.parts[far[0]].work.reader.storage, in_order(plans), self.fetching)
 
     @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
@@ -95,60 +119,33 @@ class MixedStreamWork(LaneWork):
     def _wanted(self) -> list[int]:
         return [number for number, weight in enumerate(self.deal.weights) if weight]
 
-    def _runs(self, lane: int, start: int, number: int) -> Iterator[RoundRuns]:
+    def _sections(self, lane: int, start: int, number: int) -> Iterator[RoundSection]:
         """Yield what a lane reads of a source."""
         part = self.parts[number]
         place = min((lane + start * self.lanes) * self.deal.step_rows, self.deal.total)
-        return part.rounds.of_channel(part.rest, self.epoch, self.deal, (self.rank, lane), place)
+        return part.rounds.of_channel(part.rest, self.epoch, self.stage, (self.rank, lane), place)
 
     def _stream(self, lane: int, start: int, number: int, ahead: Fetcher | None) -> Iterator[Rows]:
-        if not self.fetching.applies_to(self.parts[number].reader.storage):
-            ahead = None
-        for runs in self._runs(lane, start, number):
-            yield from self._items(number, runs, self._fetch_lane(lane, number), ahead)
-
-    def _items(
-        self, number: int, runs: RoundRuns, lane: int = 0, ahead: Fetcher | None = None, *, padding: bool = False
-    ) -> Iterator[Rows]:
-        """Read items that follow one another in a round."""
         part = self.parts[number]
-        reader = part.reader_of(self.epoch, runs.round)
-
-        def read() -> Generator[Rows]:
-            for run in runs.runs:
-                yield from self._read(number, reader, run, None if ahead is None else ahead.next_read(lane), padding)
-
-        with closing(read()) as rows:
-            yield from part.form.items(rows)
+        if not self.fetching.applies_to(part.work.reader.storage):
+            ahead = None
+        for found in self._sections(lane, start, number):
+            yield from _items(part.work_of(found), found, self._fetch_lane(lane, number), ahead)
 
     def _planned_reads(self, lane: int, start: int, number: int) -> Iterator[PlannedRead]:
         """Return what a lane reads of a source, and after how many rows of all sources it comes to it."""
         part, before = self.parts[number], 0
-        storage = cast("RangeStorage", part.reader.storage)
+        storage = cast("RangeStorage", part.work.reader.storage)
         scale, weight = sum(self.deal.weights), self.deal.weights[number] * self.deal.width
-        for _, runs in self._runs(lane, start, number):
-            for split, begin, end in runs:
-                find = partial(part.reader.needs, part.rounds.segments.task(split, begin, end))
-                at = before * scale // weight
-                yield PlannedRead(at, self._fetch_lane(lane, number), end - begin, find, storage)
-                before += end - begin
+        for found in self._sections(lane, start, number):
+            for read in part.work_of(found).reads_of(self._fetch_lane(lane, number), [found.section]):
+                at = (before + read.rows_before) * scale // weight
+                yield read._replace(rows_before=at, storage=storage)
+            before += found.end - found.section.skip
 
     def _fetch_lane(self, lane: int, number: int) -> int:
         """Return what the fetcher takes for a lane: a lane reads all its sources side by side."""
         return lane * len(self.parts) + number
-
-    def _read(
-        self, number: int, reader: TaskReader, run: tuple[int, int, int], storage: Storage | None, padding: bool
-    ) -> Iterator[Rows]:
-        part, (split, begin, end) = self.parts[number], run
-        segments = part.rounds.segments
-        task = segments.task(split, begin, end)
-        name = segments.splits.layout.files[task.file_index].name
-        for batch in reader.read(task, storage):
-            try:
-                yield part.form.decode(batch, padding=padding)
-            except TableError as error:
-                raise TableError(f"source {self.deal.names[number]!r}: {name}: {error}") from error
 
     def _joined(self, parts: list[Rows], source: NDArray[np.int16]) -> Rows:
         """Bring rows that lie source by source into the order in which they come."""
@@ -163,33 +160,32 @@ class MixedStreamWork(LaneWork):
         """Read the last step, whose places are those of channels of other ranks too."""
         places, padding = self.plan.places_of([self.plan.full_steps])
         places -= self.plan.start
-        parts, order = [], []
+        parts: list[Rows] = []
+        order: list[Ints] = []
         for number in self._wanted:
             for pads in (False, True):
                 chosen = np.flatnonzero((self.deal.sources(places) == number) & (padding == pads))
                 if len(chosen):
-                    parts += self._read_places(number, places[chosen], padding=pads)
-                    order.append(chosen)
+                    for rows, at in self._read_places(number, places[chosen], padding=pads):
+                        parts.append(rows)
+                        order.append(chosen[at])
         back = np.empty(len(places), dtype=np.int64)
         back[np.concatenate(order)] = np.arange(len(places))
         return cast("Rows", self.codec.concat(parts).take(back))
 
-    def _read_places(self, number: int, places: Ints, *, padding: bool) -> list[Rows]:
-        """Read the items at some places of one source: rows that follow one another are read together."""
+    def _read_places(self, number: int, places: Ints, *, padding: bool) -> Iterator[tuple[Rows, Ints]]:
+        """Read the items at some places of one source; yield some of them, and which places these are."""
         part = self.parts[number]
-        items = part.rounds.at(part.rest, self.epoch, self.deal, places)
-        if self.deal.width > 1:
-            return [rows for item in items for rows in self._items(number, item, padding=padding)]
-        rows = [(round_, split, begin) for round_, runs in items for split, begin, _ in runs]
-        found, back = np.unique(np.array(rows, dtype=np.int64), axis=0, return_inverse=True)
-        fresh = (np.diff(found, axis=0) != (0, 0, 1)).any(axis=1)
-        firsts = np.concatenate(([0], np.flatnonzero(fresh) + 1, [len(found)]))
-        read: list[Rows] = []
-        for first, stop in zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True):
-            round_, split, begin = found[first].tolist()
-            runs = RoundRuns(round_, Runs.of([(split, begin, begin + stop - first)]))
-            read += self._items(number, runs, padding=padding)
-        return [cast("Rows", self.codec.concat(read).take(back.reshape(-1)))]
+        for found, items in part.rounds.at(part.rest, self.epoch, self.stage, places):
+            work = part.work_of(found, padding=padding)
+            read = list(_items(work, found, self._fetch_lane(0, number)))
+            yield self.codec.concat(read).take(items[:, 1]), items[:, 0]
+
+
+def _items(work: SourceWork, found: RoundSection, lane: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
+    """Read items that follow one another in a round."""
+    with closing(work.rows_of_section(found.section, lane, ahead)) as rows:  # type: ignore[type-var]
+        yield from work.form.items(rows)
 
 
 class _Stream:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.contracts import is_far
+from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.explained import explained_by_places
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.placed import batches_at
@@ -26,11 +27,12 @@ from torch_table_loader.mixtures.form import (
     share_notes,
     stream_weights,
 )
+from torch_table_loader.mixtures.mixed_reading import SourceReading, cost_of, threads_of
 from torch_table_loader.mixtures.mixed_sources import AskedWeights, MixedSources
-from torch_table_loader.mixtures.mixed_stream_work import MixedStreamWork, StreamPart
+from torch_table_loader.mixtures.mixed_stream_work import MixedStreamWork
 from torch_table_loader.mixtures.mixture import NaturalShares, ShareUnit
 from torch_table_loader.mixtures.record import RECORD, Weights, refuse
-from torch_table_loader.mixtures.rounds import RoundRuns, Rounds
+from torch_table_loader.mixtures.rounds import Rounds, RoundSection
 from torch_table_loader.mixtures.source_form import PlainForm
 from torch_table_loader.mixtures.stream_position import (
     MixedPosition,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from torch_table_loader.mixtures.source_form import SourceForm
     from torch_table_loader.mixtures.stop import Stop
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -81,7 +84,7 @@ class MixedStreams(Job):
         """Count the items of all sources."""
         seed = self.options.shuffle_seed
         rounds = {
-            name: Rounds(name, job.planner.whole(), bool(job.options.shuffle), seed)
+            name: Rounds(name, job.planner.whole(), bool(job.options.shuffle), seed, cost_of(job))
             for name, job in self.sources.items()
         }
         object.__setattr__(self, "rounds", rounds)
@@ -107,7 +110,7 @@ class MixedStreams(Job):
         fetching = _common_fetching(sources)
         given = stream_weights(weights, sources, unit, block, options.samples)
         columns = common_columns(sources, options)
-        topology = topology_of(options, ranks.num_ranks)
+        topology = _shape_of(sources, topology_of(options, ranks.num_ranks))
         make_codec(with_padding(columns, topology), TypePolicy.of(options))
         return cls(
             options=options,
@@ -162,6 +165,12 @@ class MixedStreams(Job):
         """Return the same mixture over other versions of its sources."""
         mixed = self.mixed.others(sources)
         return replace(self, mixed=mixed, columns=common_columns(mixed.by_name, self.options))
+
+    @property
+    @override
+    def batching(self) -> Batching:
+        threads = threads_of(self.options, mixes=any(own.cost is not None for own in self.rounds.values()))
+        return Batching.of(self.options, self.topology, self.row_bytes, collated=max(1, threads))
 
     @property
     @override
@@ -275,17 +284,20 @@ class MixedStreams(Job):
 
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
-        common, sources = self._common_work(position, self.planned(position)), self.sources
+        common = self._common_work(position, self.planned(position))
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
             **common,
-            deal=position.deal,
+            stage=position.stage,
             parts=tuple(
-                StreamPart(self.rounds[name], rests[name], sources[name].reader, _form(self, name, common["codec"]))
+                _reading(self, name, position).part(
+                    self.rounds[name], rests[name], _form(self, name, common["codec"]), common
+                )
                 for name in position.deal.names
             ),
             joined_batches=_joined_batches(self),
             fetching=self.fetching,
+            threads=threads_of(self.options, mixes=bool(position.stage.mixed)),
         )
 
     @override
@@ -295,11 +307,15 @@ class MixedStreams(Job):
         taken = plan.step(step)
         places = taken.places[: taken.real][:most] - plan.start
         source, names = position.deal.sources(places), position.deal.names
-        rests, each = rests_of(self.rounds, position), {}
-        for number, name in enumerate(names):
-            found = self.rounds[name].at(rests[name], position.epoch, position.deal, places[source == number])
-            each[number] = iter([_row_ids(self, name, position, item) for item in found])
-        return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
+        rests = rests_of(self.rounds, position)
+        ids: list[list[SourceRow]] = [[] for _ in places]
+        for number in np.unique(source).tolist():
+            name, chosen = names[number], np.flatnonzero(source == number)
+            for found, items in self.rounds[name].at(rests[name], position.epoch, position.stage, places[chosen]):
+                under = _row_ids(self, name, position, found, items[:, 1])
+                for place, rows in zip(chosen[items[:, 0]].tolist(), under, strict=True):
+                    ids[place] = [SourceRow(name, row) for row in rows]
+        return [row for rows in ids for row in rows]
 
     @override
     def num_rows(self, epoch: int) -> int:
@@ -315,7 +331,13 @@ class MixedStreams(Job):
     @override
     def explain(self, epoch: int) -> Explanation:
         position, gathered = self.start(epoch), _joined_batches(self) * self.options.most_rows
-        read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
+        codec, joined = self.codec_at(position), 2 * rows_in_flight(self.options, gathered, self.batching.blocks)
+        told = [_reading(self, name, position).told(_form(self, name, codec).reads()) for name in position.stage.mixed]
+        read = sum(
+            -(-source.read_rows * source.row_bytes // self.row_bytes)
+            for name, source in self.sources.items()
+            if name not in position.stage.mixed
+        )
         far = any(source.is_far for source in self.sources.values())
         plans = [batches_at(self, stage) for stage in self.walk.stages(position)]
         return explained_by_places(
@@ -324,10 +346,10 @@ class MixedStreams(Job):
             plans,
             strategy="a mixture of streams",
             live_rows=self.num_rows(epoch),
-            lane_bytes=2 * rows_in_flight(self.options, gathered, self.batching.blocks) * self.row_bytes,
-            open_bytes=read * self.topology.lanes * self.row_bytes,
+            lane_bytes=joined * self.row_bytes + sum(each.lane_bytes for each in told),
+            open_bytes=read * self.topology.lanes * self.row_bytes + sum(each.open_bytes for each in told),
             held_bytes=self.fetching.ahead_bytes if far else 0,
-            notes=_notes(self, position),
+            notes=[*_notes(self, position), *(note for each in told for note in each.notes)],
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
         )
 
@@ -352,16 +374,28 @@ def _form(job: MixedStreams, name: str, codec: RowsCodec[Any]) -> SourceForm:
     return PlainForm(number, codec, job.schema, places_of(job.columns, schema), job.topology.marks_padding)
 
 
-def _row_ids(job: MixedStreams, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
-    """Return the row ids under an item: of a row from the plan, and of what is made of rows by reading these."""
+def _reading(job: MixedStreams, name: str, position: MixedPosition) -> SourceReading:
+    return SourceReading(name, job.sources[name], job.options, position.stage, job.rank, job.fetching)
+
+
+def _row_ids(
+    job: MixedStreams, name: str, position: MixedPosition, found: RoundSection, items: Ints
+) -> list[list[int]]:
+    """Return the row ids under items of a section: of rows from the plan, and of what is made of rows by reading."""
     rounds = job.rounds[name]
     if job.samples.are_rows:
-        return [_row_id(name, rounds.segments, split, row) for split, row, _ in item.runs]
-    key = rounds.packs_key(position.epoch, item.round)
-    tasks = (rounds.segments.task(*run) for run in item.runs)
-    source = job.sources[name]
-    found: list[int] = source.samples.parts.rows_under(source, tasks, key, position.deal.width).tolist()
-    return found
+        rows = list(found.rows(rounds.segments, (rounds.seed, position.epoch)))
+        each = [(split, row) for split, start, stop in rows for row in range(start, stop)]
+        return [[_row_id(name, rounds.segments, *each[item])] for item in items.tolist()]
+    common = job._common_work(position, job.planned(position))
+    return _reading(job, name, position).ids(rounds, found, items.tolist(), common)
+
+
+def _shape_of(sources: Mapping[str, StreamJob], topology: Topology) -> Topology:
+    """Return the shape of a job over sources; with one lane where splits are mixed, so that a batch draws on all."""
+    if any(source.topology.mixing is not None for source in sources.values()):
+        return replace(topology, lanes=1)
+    return topology
 
 
 def _stays(job: MixedStreams, position: MixedPosition, weights: Weights) -> bool:
@@ -465,10 +499,6 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
     """Refuse what a source of a mixture of streams cannot be."""
     options = source.options
     remedies = {
-        'shuffle="mixed"': (
-            options.shuffle == "mixed",
-            'pass shuffle="splits"; a mixture reads its sources split by split',
-        ),
         "shuffle_buffer_size=": (
             options.row_window is not None or options.limits_memory,
             "leave it out; splits are shuffled",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, get_args
 from torch_table_loader.engine.jobs.bound import check_options
 from torch_table_loader.engine.state_forms import COUNT, FLAG, Form, ListOf, Named, OneOf
 from torch_table_loader.engine.state_forms import refuse as refuse_value
-from torch_table_loader.engine.state_records import StageForms, StateRecord
+from torch_table_loader.engine.state_records import MIXING, StageForms, StateRecord
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.mixtures.mixture import LEAST_SHARE, Mixture, NaturalShares, Shares
 from torch_table_loader.mixtures.row_position import MixedRowsPosition
@@ -21,6 +21,7 @@ from torch_table_loader.planning.stages import SamplePosition, refuse_ended
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.saved_state import Kind, SavedState
+    from torch_table_loader.mixtures.dealing import Deal
 
 Weights: TypeAlias = dict[str, int] | str
 """Weights by the name of the source; or the word for those of what is left of each source."""
@@ -90,6 +91,7 @@ class MixtureRecord(StateRecord):
                     "lacks": ListOf(_LACK, least=1),
                     "micro_batches": _ROWS,
                     "natural": FLAG,
+                    "windows": Named({}, others=MIXING),
                 },
             )
         ),
@@ -200,8 +202,9 @@ def _refuse_shares(taken: MixedRowsPosition) -> None:
 
 
 def _refuse_undealt(taken: MixedPosition) -> None:
-    """Refuse a stage with weights that no stage has where sources are dropped, and one too large to deal."""
-    for deal in (stage.deal for stage in taken.stages):
+    """Refuse weights of sources that were dropped that no stage has, stages too large to deal, and other windows."""
+    for stage in taken.stages:
+        deal: Deal = stage.deal
         topology = deal.topology
         if topology.num_ranks * max(topology.lanes, topology.batch_size) > _MOST_PLACES or (
             deal.optimizer_rows > MOST_ROWS
@@ -210,8 +213,10 @@ def _refuse_undealt(taken: MixedPosition) -> None:
             refuse_value("history", most, topology)
         fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
         fit = fit and len(deal.lacks) in (0, len(deal.names)) and not sum(deal.lacks)
+        fit = fit and set(stage.mixed) <= set(deal.names)
         if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
             dealt = f"the dealt weights {deal.weights!r} until {deal.until}" + f", which lack {deal.lacks!r}," * bool(
                 deal.lacks
             )
+            dealt += f" with windows of {', '.join(stage.mixed)}" * bool(stage.mixed)
             refuse(f"{dealt} for the sources {', '.join(deal.names)}")

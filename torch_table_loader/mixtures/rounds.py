@@ -6,16 +6,18 @@ sequences have in a stage. The last item of a round may have fewer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.mixtures.mixed_windows import MixedSource, laid_out, mixings_of, rows_of_a_batch
+from torch_table_loader.planning.consumption import Consumption, delivered_of
 from torch_table_loader.planning.epoch import epoch_order
 from torch_table_loader.planning.keys import EpochKey
+from torch_table_loader.planning.rows_of import runs_of_section
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import Stage
 
@@ -23,19 +25,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.mixtures.dealing import Deal, Portion
+    from torch_table_loader.mixtures.mixed_windows import MixingCost
+    from torch_table_loader.planning.lanes import Section
+    from torch_table_loader.planning.ranks import Mixing
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.planning.windows import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealtStage(Stage):
-    """A stage of an epoch of a mixture of streams, in which neither the job nor the weights changed."""
+    """A stage of an epoch of a mixture of streams, in which neither the job nor the weights changed.
+
+    Args:
+        mixed: how a rank mixes the splits of a source, by name; rows of other sources come as they are read.
+    """
 
     deal: Deal
+    mixed: Mapping[str, Mixing] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def of(cls, deal: Deal, steps: int = 0) -> DealtStage:
+    def of(cls, deal: Deal, steps: int = 0, mixed: Mapping[str, Mixing] | None = None) -> DealtStage:
         """Return the stage with the topology of its deal."""
-        return cls(deal.topology, steps, deal=deal)
+        return cls(deal.topology, steps, deal=deal, mixed=mixed or {})
 
     @property
     def places(self) -> int:
@@ -60,27 +71,47 @@ class Rest(NamedTuple):
         return (self.round + 1) * whole - items_of(self.left, width)
 
 
-class RoundRuns(NamedTuple):
-    """Consecutive rows of what is left of a round; rounds are counted from 0 at the epoch's start."""
+class RoundSection(NamedTuple):
+    """What is read of a round; rounds are counted from 0 at the epoch's start.
+
+    Args:
+        windows: those that earlier stages left open, of which the section has parts.
+    """
 
     round: int
-    runs: Runs
+    section: Section
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Where what is read of the section ends."""
+        if self.section.stop is None:
+            return self.section.runs.num_rows
+        return self.section.stop
+
+    def rows(self, segments: SegmentTable, keys: tuple[int, int]) -> Runs:
+        """Return its rows in the order in which they come, as pieces of splits that consist of `segments`."""
+        found = runs_of_section(self.section, self.end, segments, self.windows, keys)
+        return Runs.concat([runs for _, runs in found])
 
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
     """The order of a source: all its items once, then all of them again in another order of splits, and so on.
 
-    In a stage each channel (a lane of a rank) takes a run of what is left of each round; see `Deal.portion`.
+    In a stage each channel (a lane of a rank) takes a run of what is left of each round; see `Deal.portion`. Where
+    splits are mixed, runs share all that is left of the round, and what the stage takes of each is mixed over it.
 
     Args:
         segments: its splits; all live rows are known.
+        cost: of mixing its splits; None if they are not mixed.
     """
 
     name: str
     segments: SegmentTable
     shuffle: bool
     seed: int
+    cost: MixingCost | None = None
     live: NDArray[np.int64] = field(init=False)
     rows: int = field(init=False)
     """Rows of a round."""
@@ -126,26 +157,30 @@ class Rounds:
         if not had:
             return rest
         number = self._round_of(rest, had, deal.width)
-        runs, bases = self.left(rest, epoch, number), self.segments.bases
+        left = self.left(rest, epoch, number)
         portion = self._portion(rest, deal, source, number)
         taken = deal.dealt(places)[source] - portion.before
+        sections = [
+            self._section(rest, stage, number, left, (rank, lane), int(taken[rank, lane])).section
+            for rank, lane in np.argwhere(taken > 0).tolist()
+        ]
         consumed = Consumption.none() if number else rest.consumed
-        pairs = zip(portion.first.reshape(-1).tolist(), taken.reshape(-1).tolist(), strict=True)
-        items = (_items(runs, deal.width, first, first + count) for first, count in pairs if count)
-        delivered = Runs.concat(list(items))
-        return Rest(rest.round + number, consumed.with_runs(delivered, bases), runs.num_rows - delivered.num_rows)
+        after = consumed.with_delivered((*delivered_of(each, self.segments), self.segments.bases) for each in sections)
+        return Rest(rest.round + number, after, left.num_rows - sum(each.skip for each in sections))
 
     def left(self, rest: Rest, epoch: int, number: int) -> Runs:
         """Return what is left of a round, in its order; number 0 is the round that is open there."""
         whole = self.order(epoch, rest.round + number)
         if number:
             return whole.take(np.flatnonzero(whole.stop > whole.start))
-        return rest.consumed.left_of(whole, self.segments.bases)
+        units = rest.consumed.units(len(self.segments.splits))
+        return Runs.concat([units, rest.consumed.left_of(whole, self.segments.bases)])
 
     def of_channel(
-        self, rest: Rest, epoch: int, deal: Deal, channel: tuple[int, int], place: int
-    ) -> Iterator[RoundRuns]:
+        self, rest: Rest, epoch: int, stage: DealtStage, channel: tuple[int, int], place: int
+    ) -> Iterator[RoundSection]:
         """Yield what a channel reads from a place of a stage on, where a step begins, round by round."""
+        deal = stage.deal
         source = deal.names.index(self.name)
         if not deal.takes(source, channel):
             return
@@ -153,29 +188,58 @@ class Rounds:
         had = int(deal.rows_before(place)[source])
         for number in count(self._round_of(rest, had, deal.width)):
             portion = self._portion(rest, deal, source, number)
-            first, items = int(portion.first[channel]), int(portion.rows[channel])
             skip = max(0, taken - int(portion.before[channel]))
-            if skip < items:
-                runs = _items(self.left(rest, epoch, number), deal.width, first + skip, first + items)
-                yield RoundRuns(rest.round + number, runs)
+            if skip < portion.rows[channel]:
+                yield self._section(rest, stage, number, self.left(rest, epoch, number), channel, skip)
             if portion.is_last:
                 return
 
-    def at(self, rest: Rest, epoch: int, deal: Deal, places: NDArray[np.int64]) -> list[RoundRuns]:
-        """Return the item at each of some places of a stage that belong to this source."""
-        source = deal.names.index(self.name)
+    def at(
+        self, rest: Rest, epoch: int, stage: DealtStage, places: NDArray[np.int64]
+    ) -> Iterator[tuple[RoundSection, NDArray[np.int64]]]:
+        """Yield the items at some places of a stage that belong to this source.
+
+        Returns:
+            Items that follow one another, and which of them each of some places has: int64[n, 2], the place's position
+            among the places and the item's among these items. Every place is in one of these.
+        """
+        deal, source = stage.deal, stage.deal.names.index(self.name)
         _, channels, ordinals = deal.ordinals(places)
+        had = (int(deal.rows_before(place)[source]) for place in places.tolist())
+        numbers = np.array([self._round_of(rest, before, deal.width) for before in had], dtype=np.int64)
+        order = np.lexsort((ordinals, channels, numbers))
+        gaps = np.diff(ordinals[order]) > 1
+        gaps |= (np.diff(channels[order]) != 0) | (np.diff(numbers[order]) != 0)
         left: dict[int, Runs] = {}
-        found = []
-        for place, channel, ordinal in zip(places.tolist(), channels.tolist(), ordinals.tolist(), strict=True):
-            number = self._round_of(rest, int(deal.rows_before(place)[source]), deal.width)
-            portion = self._portion(rest, deal, source, number)
-            at = divmod(channel, deal.topology.lanes)
-            item = int(portion.first[at]) + ordinal - int(portion.before[at])
+        for group in np.split(order, np.flatnonzero(gaps) + 1):
+            number, channel = int(numbers[group[0]]), divmod(int(channels[group[0]]), deal.topology.lanes)
             if number not in left:
                 left[number] = self.left(rest, epoch, number)
-            found.append(RoundRuns(rest.round + number, _items(left[number], deal.width, item, item + 1)))
-        return found
+            items = ordinals[group] - ordinals[group[0]]
+            first = int(ordinals[group[0]] - self._portion(rest, deal, source, number).before[channel])
+            found = self._section(rest, stage, number, left[number], channel, first)
+            stop = min((first + int(items[-1]) + 1) * deal.width, found.end)
+            yield found._replace(section=replace(found.section, stop=stop)), np.stack([group, items], axis=1)
+
+    def _section(
+        self, rest: Rest, stage: DealtStage, number: int, left: Runs, channel: tuple[int, int], skip: int
+    ) -> RoundSection:
+        """Return what a channel takes of a round after some items of it, given what is left of the round."""
+        deal, (rank, lane) = stage.deal, channel
+        portion = self._portion(rest, deal, deal.names.index(self.name), number)
+        first, items = int(portion.first[channel]), int(portion.rows[channel])
+        stop = items * deal.width
+        if self.name in stage.mixed:
+            first, items = _share_of(portion, channel, items_of(left.num_rows, deal.width))
+        runs = left.slice(first * deal.width, (first + items) * deal.width)
+        whole, mixing = rest.round + number, stage.mixed.get(self.name)
+        name = f"rank {rank} lane {lane} of round {whole} of {self.name} in stage {deal.number}"
+        section = laid_out(name, runs, len(self.segments.splits), mixing, rows_of_a_batch(deal, self.name))
+        windows = () if number else tuple(entry.window for entry in rest.consumed.windows)
+        skipped = min(skip * deal.width, runs.num_rows)
+        if stop < runs.num_rows:
+            section = replace(section, stop=stop)
+        return RoundSection(whole, replace(section, skip=skipped), windows)
 
     def _portion(self, rest: Rest, deal: Deal, source: int, number: int) -> Portion:
         return deal.portion(source, items_of(rest.left, deal.width), self.items(deal.width), number)
@@ -188,11 +252,24 @@ class Rounds:
         return 1 + (had - left) // self.items(width)
 
 
+def _share_of(portion: Portion, channel: tuple[int, int], items: int) -> tuple[int, int]:
+    """Return the first item of a channel's share of all that is left of a round, and how many these are.
+
+    A stage may end within a round. What a channel takes of it is then spread over as large a part of what is left.
+    """
+    number, rows = int(np.ravel_multi_index(channel, portion.rows.shape)), portion.rows.reshape(-1)
+    ends = np.cumsum(rows).tolist()
+    end = ends[number] * items // ends[-1]
+    first = (ends[number] - int(rows[number])) * items // ends[-1]
+    return first, end - first
+
+
 def items_of(rows: int, width: int) -> int:
     """Count the items of so many rows each; the last may have fewer."""
     return -(-rows // width)
 
 
-def _items(runs: Runs, width: int, start: int, stop: int) -> Runs:
-    """Return the rows of some items."""
-    return runs.slice(start * width, stop * width)
+def mixed_of(deal: Deal, rounds: Mapping[str, Rounds]) -> dict[str, Mixing]:
+    """Return how a rank mixes the splits of each source in a stage that begins."""
+    costs = {name: own.cost for name, own in rounds.items()}
+    return mixings_of(deal, {name: MixedSource(cost, rounds[name].rows) for name, cost in costs.items() if cost})

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class SourceForm(Protocol):
     """Makes items of what is read of one source. It pickles."""
 
+    def reads(self) -> RowsCodec[Any]:
+        """Return what joins and permutes the rows that are read."""
+        ...
+
     def decode(self, batch: pa.RecordBatch, *, padding: bool) -> Rows:
         """Return what was read as the mixture has it; padding only fills up the rank's last batch."""
         ...
@@ -40,6 +44,10 @@ class PlainForm(SourceForm):
     schema: pa.Schema
     columns: tuple[int, ...]
     marks_padding: bool
+
+    def reads(self) -> RowsCodec[Any]:
+        """Return the mixture's own."""
+        return self.codec
 
     def decode(self, batch: pa.RecordBatch, *, padding: bool) -> Rows:
         """Return the columns in the mixture's order, and those that it adds."""

@@ -11,11 +11,11 @@ from typing_extensions import override
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.mixtures.dealing import Deal, deal_of
 from torch_table_loader.mixtures.mixture import natural_shares, refuse_no_end
-from torch_table_loader.mixtures.rounds import DealtStage, Rest, Rounds
+from torch_table_loader.mixtures.rounds import DealtStage, Rest, Rounds, mixed_of
 from torch_table_loader.mixtures.row_position import weights_from
 from torch_table_loader.mixtures.stop import StopRule, as_stop
 from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.ranks import Mixing, Topology
 from torch_table_loader.planning.stages import AskedFrom, StagedPosition
 from torch_table_loader.schedules import Done
 
@@ -28,9 +28,15 @@ class MixedPosition(StagedPosition):
     past: tuple[DealtStage, ...] = ()
 
     @classmethod
-    def at(cls, epoch: int, deal: Deal, past: Sequence[DealtStage] = ()) -> MixedPosition:
+    def at(
+        cls,
+        epoch: int,
+        deal: Deal,
+        past: Sequence[DealtStage] = (),
+        mixed: Mapping[str, Mixing] | None = None,
+    ) -> MixedPosition:
         """Return the start of a stage, behind others."""
-        return cls(epoch, DealtStage.of(deal), tuple(past))
+        return cls(epoch, DealtStage.of(deal, mixed=mixed), tuple(past))
 
     @property
     def deal(self) -> Deal:
@@ -88,7 +94,8 @@ class MixedPosition(StagedPosition):
         Left out is what a stage has of the one before it, or as most do: `weights`, if they are those of the stage
         before; what is `dropped`, if nothing is: the places until then, and the weights that the stage has; the
         `width` of an item, if that is a row; what sources `lack` of their shares, if they lack nothing;
-        `micro_batches`, if a step has one; and `natural`, if shares are given.
+        `micro_batches`, if a step has one; `natural`, if shares are given; and how splits are mixed, as `windows`, of
+        sources whose splits are.
         """
         found, before = [], None
         for stage in self.stages:
@@ -106,6 +113,8 @@ class MixedPosition(StagedPosition):
                 fields["micro_batches"] = deal.topology.micro_batches
             if deal.natural:
                 fields["natural"] = True
+            if stage.mixed:
+                fields["windows"] = {name: mixing.to_state() for name, mixing in stage.mixed.items()}
             found.append(fields)
             before = deal.by_name
         return found
@@ -134,7 +143,8 @@ class MixedPosition(StagedPosition):
                 given = () if own == deal.weights else deal.weights
                 deal = replace(deal, until=dropped["until"], weights=own, given=given)
             deal = replace(deal, total=fields["total"], lacks=tuple(fields.get("lacks", ())))
-            stages.append(DealtStage.of(deal, stage.steps))
+            mixed = {name: Mixing(**sizes) for name, sizes in fields.get("windows", {}).items()}
+            stages.append(DealtStage.of(deal, stage.steps, mixed))
         return cls(staged.epoch, stages[-1], tuple(stages[:-1]), ended=staged.ended)
 
 
@@ -179,7 +189,7 @@ def begun(
         limits = {name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}
         deal = deal.ending(limits, stop, coming)
     total = deal.total if rule.samples is None else min(deal.total, max(0, rule.samples - done_in(past).samples))
-    return MixedPosition.at(epoch, replace(deal, total=total), past)
+    return MixedPosition.at(epoch, replace(deal, total=total), past, mixed_of(deal, rounds))
 
 
 def begun_as(

@@ -14,7 +14,7 @@ from torch_table_loader.planning.windows import Window, stretches
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.lanes import RankPlan, Section
     from torch_table_loader.planning.splits import SegmentTable
 
 
@@ -90,24 +90,21 @@ class Consumption:
         left = Runs(runs.split[piece], low - base, high - base)
         return left.take(np.flatnonzero(left.stop > left.start))
 
-    def with_runs(self, runs: Runs, bases: NDArray[np.int64]) -> Consumption:
-        """Return this consumption plus some pieces of splits, no row of which was consumed before.
-
-        Args:
-            bases: int64[S] the place of each split's first live row.
-        """
-        base = bases[runs.split]
-        return Consumption(
-            *_merged([(self.starts, self.stops), (base + runs.start, base + runs.stop)]), windows=self.windows
-        )
-
     def after(self, plans: Iterable[PlacedPlan], steps: int) -> Consumption:
         """Return this consumption plus what every rank of a topology consumed in some steps, or until it ended."""
+        return self.with_delivered((*_delivered(plan, segments, steps), bases) for plan, segments, bases in plans)
+
+    def with_delivered(self, parts: Iterable[tuple[Runs, Sequence[OpenWindow], NDArray[np.int64]]]) -> Consumption:
+        """Return this consumption plus rows that were delivered, and windows that are open now.
+
+        Args:
+            parts: pieces, no row of which was consumed before, those windows, whose rows are all among the pieces, and
+                the bases of the splits.
+        """
         intervals = [(self.starts, self.stops)]
         used: dict[int, list[tuple[int, int]]] = {}
         opened: list[OpenWindow] = []
-        for plan, segments, bases in plans:
-            taken, open_now = _delivered(plan, segments, steps)
+        for taken, open_now, bases in parts:
             opened += open_now
             plain = taken.split < len(bases)
             base = bases[taken.split[plain]]
@@ -122,23 +119,29 @@ class Consumption:
         return Consumption(*_merged(intervals), kept + tuple(opened))
 
 
+def delivered_of(section: Section, segments: SegmentTable) -> tuple[Runs, list[OpenWindow]]:
+    """Return the rows that a section has delivered, plus all rows of a window that is now open, and that window."""
+    end, opened = section.skip, []
+    if section.windows is not None and (rest := next(stretches(section, segments), None)) is not None:
+        found = rest.open_window
+        if found is not None:
+            window, start = found
+            length = window.runs.num_rows
+            opened.append(OpenWindow(window, ((start, length),)))
+            end += length - start
+    return section.runs.slice(0, end), opened
+
+
 def _delivered(plan: RankPlan, segments: SegmentTable, steps: int) -> tuple[Runs, list[OpenWindow]]:
-    """Return the rows that a rank delivered, plus all rows of windows that are now open, and those windows."""
+    """Return the same of all sections of a rank."""
     taken: list[Runs] = []
     opened: list[OpenWindow] = []
     for body, tails in plan.delivered(steps):
         taken.append(tails)
-        if body is None:
-            continue
-        end = body.skip
-        if body.windows is not None and (rest := next(stretches(body, segments), None)) is not None:
-            found = rest.open_window
-            if found is not None:
-                window, start = found
-                length = window.runs.num_rows
-                opened.append(OpenWindow(window, ((start, length),)))
-                end += length - start
-        taken.append(body.runs.slice(0, end))
+        if body is not None:
+            runs, open_now = delivered_of(body, segments)
+            taken.append(runs)
+            opened += open_now
     return Runs.concat(taken), opened
 
 

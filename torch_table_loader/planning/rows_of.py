@@ -105,7 +105,7 @@ def runs_of_batch(
         stop = row_after(section.runs, plan.batch_size, section.skip)
     if most is not None:
         stop = min(stop, section.skip + most)
-    return _pieces(section, stop, segments, windows, keys)
+    return runs_of_section(section, stop, segments, windows, keys)
 
 
 def spans_of_ids(layout: TableLayout, ids: NDArray[np.int64]) -> list[RowSpan]:
@@ -162,7 +162,7 @@ def _section_of(plan: RankPlan, step: int) -> Section:
     return plan.sections(lane, before)[0]
 
 
-def _pieces(
+def runs_of_section(
     section: Section, stop: int, segments: SegmentTable, windows: tuple[Window, ...], keys: tuple[int, int]
 ) -> Iterator[tuple[SegmentTable, Runs]]:
     """Yield the rows [skip, stop) of a section in delivery order, without its padding."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.stages import SamplePosition, StreamPosition
-    from torch_table_loader.records import ReadTask
     from torch_table_loader.source.plan_cache import Plans
     from torch_table_loader.text.pack import PackedSamples
     from torch_table_loader.text.pack_counts import PackCounts
     from torch_table_loader.text.packed import PackedCodec
+    from torch_table_loader.text.packed_streams import ReadRows
     from torch_table_loader.text.sequence_form import SequenceForm
     from torch_table_loader.text.token_stages import TokenStage
 
@@ -66,17 +66,17 @@ def one_of(batch: dict[str, Any]) -> dict[str, Any]:
     return one_sequence(batch)
 
 
-def rows_under(job: StreamJob, tasks: Iterable[ReadTask], key: EpochKey, width: int) -> NDArray[np.int64]:
+def rows_under(job: StreamJob, rows: ReadRows, key: EpochKey, width: int) -> NDArray[np.int64]:
     """Return the row id of each document under each sequence of a stream; this reads the documents.
 
     Args:
-        tasks: name the rows of the stream, beginning with a whole sequence.
+        rows: reads rows of the stream, from the begin of a sequence on, given what reads and decodes them.
         key: what decides by chance how sequences are made.
         width: tokens of a sequence.
     """
     from torch_table_loader.text.packed_streams import documents_under
 
-    return documents_under(job, tasks, key, width)
+    return documents_under(job, rows, key, width)
 
 
 def rows_of_step(job: StreamJob, position: StreamPosition, step: int, width: int) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from torch_table_loader.text.packed import codec_of
 from torch_table_loader.text.sequence_stages import stage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.stages import StreamPosition
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.records import ReadTask
     from torch_table_loader.text.pack import Pack
     from torch_table_loader.text.packed import PackedCodec, PackedRows
 
     Ints: TypeAlias = NDArray[np.int64]
+    ReadRows: TypeAlias = Callable[[TaskReader, PackedCodec], Iterable[PackedRows]]
 
 
 def documents_of_step(job: StreamJob, position: StreamPosition, step: int, seq_len: int) -> Ints:
@@ -47,17 +47,17 @@ def documents_of_step(job: StreamJob, position: StreamPosition, step: int, seq_l
     return _ids_of(found, codec, seq_len)
 
 
-def documents_under(job: StreamJob, tasks: Iterable[ReadTask], key: EpochKey, seq_len: int) -> Ints:
-    """Return the row id of each document in each sequence that tasks name; this reads the documents.
+def documents_under(job: StreamJob, rows: ReadRows, key: EpochKey, seq_len: int) -> Ints:
+    """Return the row id of each document in each sequence of some rows; this reads the documents.
 
     Args:
-        tasks: name the tokens or sequences, beginning with a whole sequence.
+        rows: reads the tokens or sequences, from the begin of a sequence on, given what reads and decodes them.
         key: decides in which order blocks are packed.
         seq_len: tokens of a sequence, if documents are cut anywhere.
     """
     reader = _reader(job, key)
     codec = codec_of(reader.schema, TypePolicy.of(job.options))
-    return _ids_of([codec.decode(batch) for task in tasks for batch in reader.read(task)], codec, seq_len)
+    return _ids_of(list(rows(reader, codec)), codec, seq_len)
 
 
 def _reader(job: StreamJob, key: EpochKey) -> TaskReader:

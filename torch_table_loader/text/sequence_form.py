@@ -66,6 +66,10 @@ class SequenceForm:
     fields: tuple[pa.Field, ...]
     columns: tuple[int, ...]
 
+    def reads(self) -> RowsCodec[Any]:
+        """Return the codec of what is read."""
+        return self.read
+
     def decode(self, batch: pa.RecordBatch, *, padding: bool) -> Rows:
         """Say of each document which source it is of; padding has no documents."""
         rows = self.own.decode(batch)

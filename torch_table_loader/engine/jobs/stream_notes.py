@@ -46,7 +46,7 @@ def steps_of_ranks(job: Walked, planner: Planner, start: StreamPosition) -> list
     return found
 
 
-def _notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int, stage: RowStage | None) -> list[str]:
+def notes_of_mixing(planner: Planner, options: LoaderOptions, rank: int, stage: RowStage | None) -> list[str]:
     """Say on what a batch draws where splits are shuffled."""
     if not options.shuffle:
         return []
@@ -78,7 +78,7 @@ def notes_of_stream(
     """Return what is remarked of a stream of a table."""
     layout, strategy, topology = table.layout, planner.strategy, planner.topology
     notes = [note for note in (table.description, *table.notes, *options.samples.notes) if note]
-    notes += _notes_of_mixing(planner, options, rank, stage)
+    notes += notes_of_mixing(planner, options, rank, stage)
     if layout.has_deletes:
         fewer = np.flatnonzero(layout.group_live != layout.group_rows)
         deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.lanes import RankPlan, Section
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.window_sizes import WindowSizes
     from torch_table_loader.planning.windows import Window
@@ -49,6 +49,7 @@ class StreamWork(LaneWork):
         windows: windows that were open when earlier stages of the epoch ended.
         readers: threads of a lane that read splits side by side, where they are mixed; with 0, the lane reads them.
         read_rows: that are decoded at once.
+        whose: what messages say before the name of a file.
     """
 
     plan: RankPlan
@@ -59,10 +60,15 @@ class StreamWork(LaneWork):
     fetching: FetchSettings
     readers: int = 0
     read_rows: int = 1
+    whose: str = ""
 
     @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
         return fetch_ahead(self.reader.storage, in_order(self._plans(begun, joins=joins)), self.fetching)
+
+    def decode(self, batch: pa.RecordBatch) -> Rows:
+        """View what was read as rows."""
+        return cast("Rows", self.codec.decode(batch))
 
     @property
     @override
@@ -84,16 +90,20 @@ class StreamWork(LaneWork):
 
     @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        read = self._lane_reader(lane, ahead)
         for section in self.plan.sections(lane, start):
-            for stretch in stretches(section, self.segments):
-                padded_from = section.padded_from - stretch.at
-                if stretch.unit is not None:
-                    yield self._unit(stretch, padded_from, read)
-                elif stretch.sizes is not None:
-                    yield from self._permuted(stretch, stretch.sizes, self._plain(stretch, padded_from, read))
-                else:
-                    yield from _views(self._plain(stretch, padded_from, read))
+            yield from self.rows_of_section(section, lane, ahead)
+
+    def rows_of_section(self, section: Section, lane: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
+        """Yield the rows that a section of a lane still has to deliver."""
+        read = self._lane_reader(lane, ahead)
+        for stretch in stretches(section, self.segments):
+            padded_from = section.padded_from - stretch.at
+            if stretch.unit is not None:
+                yield self._unit(stretch, padded_from, read)
+            elif stretch.sizes is not None:
+                yield from self._permuted(stretch, stretch.sizes, self._plain(stretch, padded_from, read))
+            else:
+                yield from _views(self._plain(stretch, padded_from, read))
 
     @override
     def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:
@@ -153,8 +163,12 @@ class StreamWork(LaneWork):
 
     def _planned_reads(self, lane: int, start: int, *, joins: bool) -> Iterator[PlannedRead]:
         """Return what a lane reads: one read a task, in the order of `_read`."""
+        return self.reads_of(lane, [self.plan.whole(lane, start)] if joins else self.plan.sections(lane, start))
+
+    def reads_of(self, lane: int, sections: Iterable[Section]) -> Iterator[PlannedRead]:
+        """Yield what is read of some sections of a lane, in the order of `rows_of_section`."""
         before = 0
-        for section in [self.plan.whole(lane, start)] if joins else self.plan.sections(lane, start):
+        for section in sections:
             for stretch in stretches(section, self.segments):
                 segments, runs = self._rows_read(stretch)
                 yield from self._reads(lane, before, segments, runs)
@@ -283,10 +297,10 @@ class StreamWork(LaneWork):
 
     def _decoded(self, batch: pa.RecordBatch, segments: SegmentTable, split: int) -> Rows:
         try:
-            return cast("Rows", self.codec.decode(batch))
+            return self.decode(batch)
         except TableError as error:
             name = segments.splits.layout.files[int(segments.splits.file[split])].name
-            raise TableError(f"{name}: {error}") from error
+            raise TableError(f"{self.whose}{name}: {error}") from error
 
     def _task_of(self, segments: SegmentTable, runs: Runs, first: int, last: int) -> ReadTask:
         """Return the task that reads a chain of pieces."""

@@ -30,7 +30,7 @@ LANE_COPIES = 3
 """Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches. Most of
 them are copied once more where they turn in one window."""
 
-BLOCK_BYTES = CHUNK_BYTES // 2
+BLOCK_BYTES = CHUNK_BYTES
 """Bytes of a block that crosses a process, where a batch is smaller, and a rank has no less memory."""
 
 BLOCKS_AHEAD = 2

@@ -10,10 +10,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
-from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError, UnpicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from torch_table_loader.batching.rows import Batches
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
 from torch_table_loader.engine.workers.executor import LaneExecutor
-from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
+from torch_table_loader.engine.workers.pickling import difference, pickled_batch, pickled_error, restored
 from torch_table_loader.engine.workers.shared_memory import (
     SharedBlock,
     SharedMemoryReceiver,
@@ -88,8 +87,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         info = get_worker_info()
         assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
         if self._is_later:
-            changed, self._begun, environment = self._changes[info.id].recv()
-            self._work = replace(self._work, **changed)
+            self._work, self._begun, environment = restored(self._changes[info.id].recv_bytes(), self._work)
             _take_over(environment)
         self._is_later = True
         lanes, left = range(info.id, self._work.lanes, info.num_workers), self._left.numpy()
@@ -206,17 +204,11 @@ class _Processes:
     def follow(self, work: LaneWork, begun: Sequence[int]) -> bool:
         """Begin another epoch; return whether the processes can: they live, and what is new is little, and pickles."""
         before = self._work
-        if os.getpid() != self._home or type(work) is not type(before) or work.servers != before.servers:
+        fits = (work.servers, work.lanes, work.blocks_ahead) == (before.servers, before.lanes, before.blocks_ahead)
+        if os.getpid() != self._home or not fits:
             return False
-        pairs = {each.name: (getattr(before, each.name), getattr(work, each.name)) for each in fields(work)}
-        changed = {name: new for name, (old, new) in pairs.items() if new is not old}
-        if (work.lanes, work.blocks_ahead) != (before.lanes, before.blocks_ahead):
-            return False
-        try:
-            change = bytes(ForkingPickler.dumps((changed, begun, dict(os.environ))))
-        except (PicklingError, AttributeError, TypeError):
-            return False
-        if len(change) > _FITS_A_PIPE:
+        change = difference((work, begun, dict(os.environ)), before, _FITS_A_PIPE)
+        if change is None:
             return False
         try:
             self.messages._reset(self._loader)

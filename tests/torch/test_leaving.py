@@ -333,9 +333,7 @@ def test_nothing_runs_before_the_first_iterator(mode: Mode, table: Path) -> None
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "1 / 0"])
 @pytest.mark.parametrize("they", ["work", "wait"])
 @daily(lambda worker_type, ending, they: worker_type == "process" and ending == "sys.exit(3)")
-def test_the_interpreter_ends_while_workers_wait_or_work(
-    table: Path, worker_type: str, ending: str, they: str
-) -> None:
+def test_the_interpreter_ends_while_workers_wait_or_work(table: Path, worker_type: str, ending: str, they: str) -> None:
     script = (
         "import sys\n"
         "from torch_table_loader import StructuredDataset\n"

@@ -1,4 +1,4 @@
-"""Pickling for worker processes: results of the caller's functions, errors with their type, and what an epoch changes."""
+"""Pickling for worker processes: results of the caller's functions, errors with their type, what an epoch changes."""
 
 from __future__ import annotations
 

@@ -180,7 +180,6 @@ class _Processes:
 
     def __init__(self, work: LaneWork, begun: Sequence[int], context: Any) -> None:
         self._work = work
-        self._home = os.getpid()
         processes = work.servers
         waiting = work.blocks_ahead * -(-work.lanes // processes)
         marks, self._left = new_slots(processes, waiting), shared_zeros(1)
@@ -205,7 +204,7 @@ class _Processes:
         """Begin another epoch; return whether the processes can: they live, and what is new is little, and pickles."""
         before = self._work
         fits = (work.servers, work.lanes, work.blocks_ahead) == (before.servers, before.lanes, before.blocks_ahead)
-        if os.getpid() != self._home or not fits:
+        if not fits or not self.messages.is_of_this_process:
             return False
         change = difference((work, begun, dict(os.environ)), before, _FITS_A_PIPE)
         if change is None:
@@ -232,10 +231,9 @@ class _Processes:
         return True
 
     def end(self) -> None:
-        """End all processes; a forked copy of this one leaves them alone."""
-        if os.getpid() != self._home:
-            return
-        self._left.fill_(1)  # a worker may be waiting for a store
+        """End all processes; a forked copy of this leaves them alone."""
+        if self.messages.is_of_this_process:
+            self._left.fill_(1)  # a worker may be waiting for a store
         self.messages._shutdown_workers()
         for pipe in self._changes:
             pipe.close()
@@ -399,6 +397,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             WorkerError: they cannot be started.
             OutOfMemoryError: there is too little shared memory.
         """
+        self._home = os.getpid()
         try:
             with shared_memory_named():
                 super().__init__(loader)
@@ -426,6 +425,11 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             self._watch = _Watch(reader.fileno(), self._workers)
             reader._recv = self._watch.read
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether they are no copy that a fork left to a child."""
+        return os.getpid() == self._home
+
     def _try_get_data(self, timeout: float = 5.0) -> Any:
         if self._watch is not None:
             self._watch.working = self._workers_status
@@ -444,6 +448,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the workers; torch would wait up to 5 seconds for each one that cannot end by itself."""
+        if not self.is_of_this_process:
+            return
         if not self._shutdown and _utils.python_exit_status is False:
             self._shutdown = True
             self._workers_done_event.set()

@@ -103,7 +103,8 @@ def building(table: BenchTable, place: str, rounds: int) -> dict[str, float]:
     decode(table.files)
     for _ in range(rounds):
         with folder_beside(table) as folder:
-            store = loader_of(table, row_store="memory" if place == "memory" else folder)._position.job.store
+            loader = loader_of(table, row_store="memory" if place == "memory" else folder)
+            store = loader._position.job.live_rows[""].store
             target = None if place == "memory" else Path(folder) / "bare"
             num_bytes = store.spec.num_bytes
             np.ones(num_bytes, dtype=np.uint8)
@@ -230,7 +231,7 @@ def main() -> None:
 
 def _cold(table: BenchTable, num_bytes: int, rounds: int) -> Any:
     with folder_beside(table) as small, folder_beside(table) as large:
-        stored = loader_of(table, row_store=small)._position.job.store.rows()
+        stored = loader_of(table, row_store=small)._position.job.live_rows[""].store.rows()
         pairs, read = cold.against_fio(stored, Path(large), num_bytes, rounds)
         return {"pairs": _plain(pairs), "disk_bytes_per_row": read}
 

@@ -316,7 +316,7 @@ FAULTS = (
     Fault(
         *(7, "a state of rows with origins of sequences is taken", "mixtures/mixed_rows.py"),
         "    if position.origins:\n",
-        "    if position.origins and job.samples.cut_anywhere:\n",
+        "    if position.origins and items.options.samples.cut_anywhere:\n",
         ("tests/torch/test_foreign_fields.py", "tests/text/test_frozen_packs.py"),
     ),
     Fault(

@@ -70,8 +70,8 @@ _PASSING_ERRNO = frozenset(
 """EBUSY and EREMOTEIO are what s3fs makes of the statuses 503 and 500."""
 
 _PASSING_NAMES = frozenset(
-    # botocore
-    {"ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseParserError"}
+    # botocore, and our client of S3
+    {"ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseParserError", "NoListing"}
     # aiohttp
     | {"ClientConnectionError", "ClientPayloadError"}
     # requests, urllib3, http.client

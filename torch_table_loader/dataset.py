@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.engine.calls import Call
-    from torch_table_loader.engine.jobs.table_rows import TableItems
+    from torch_table_loader.engine.jobs.items_job import ItemsJob
+    from torch_table_loader.engine.jobs.live_rows import LiveRows
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.map_view import MapView
@@ -158,7 +159,7 @@ class TableDataset(RankDataset):
         for name in columns:
             if name not in self.table.schema.names:
                 raise self.table.no_column(name)
-        shared = Parts(self.options.filters, tuple(filters.values()))
+        shared = Parts(self.table.filters, tuple(filters.values()))
         return {part: self._derived({}, chosen, shared) for part, chosen in filters.items()}
 
     def _split_places(
@@ -263,11 +264,10 @@ class TableDataset(RankDataset):
         Args:
             count: how many at most.
         """
-        options, table = self.options, self.table
-        columns = options.column_names
+        columns = self.options.column_names
         if columns is None:
-            columns = table.schema.names
-        return table.first_rows(list(columns), options.filters, integer("count", count, 0))
+            columns = self.table.schema.names
+        return self.table.first_rows(list(columns), integer("count", count, 0))
 
     def statistics(
         self, columns: Sequence[str], *, quantiles: Sequence[float] | None = None, bounds_only: bool = False
@@ -333,7 +333,7 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: the dataset has no ``shuffle="rows"``.
         """
-        return table_rows(self, "excluded").exclusions.newest.ids.copy()
+        return live_rows(self, "excluded").exclusions.newest.ids.copy()
 
     def exclude(self, row_ids: Any, *, gather: bool = False) -> None:
         """Take rows out of all later epochs; the running epoch keeps its order.
@@ -351,15 +351,15 @@ class TableDataset(RankDataset):
                 has no ``shuffle="rows"``.
             StorageTimeoutError: with `gather`, a rank did not make the call within the timeout of the process group.
         """
-        rows = table_rows(self, "exclude")
+        rows = live_rows(self, "exclude")
         rows.exclusions.change(rows.exclude(self._asked(rows, row_ids, gather=gather)))
 
     def include(self, row_ids: Any, *, gather: bool = False) -> None:
         """Put excluded rows back; see `exclude`."""
-        rows = table_rows(self, "include")
+        rows = live_rows(self, "include")
         rows.exclusions.change(rows.include(self._asked(rows, row_ids, gather=gather)))
 
-    def _asked(self, rows: TableItems, row_ids: Any, *, gather: bool) -> NDArray[np.int64]:
+    def _asked(self, rows: LiveRows, row_ids: Any, *, gather: bool) -> NDArray[np.int64]:
         if not gather:
             return rows.ids_of(row_ids)
         return self._position.of_all_ranks(lambda: {"": rows.ids_of(row_ids)})[""]
@@ -368,13 +368,14 @@ class TableDataset(RankDataset):
         """Return the table's live rows as a map-style dataset; see `MapView`."""
         from torch_table_loader.map_view import MapView
 
-        rows = table_rows(self, "as_map")
-        rows.refuse_nulls()
-        return MapView(rows)
+        live_rows(self, "as_map")  # refuses what has none
+        items = cast("ItemsJob", self.job).items.sources[""]
+        items.refuse_nulls()
+        return MapView(items)
 
 
-def table_rows(dataset: TableDataset, what: str) -> TableItems:
-    """Return the items of a dataset with ``shuffle="rows"``.
+def live_rows(dataset: TableDataset, what: str) -> LiveRows:
+    """Return the rows of a dataset with ``shuffle="rows"``.
 
     Args:
         what: the caller wants to do with single rows, for the message.
@@ -382,11 +383,9 @@ def table_rows(dataset: TableDataset, what: str) -> TableItems:
     Raises:
         ConfigError: the dataset reads splits.
     """
-    from torch_table_loader.engine.jobs.table_rows import TableItems
-
-    if not isinstance(dataset.job, TableItems):
+    if not (rows := dataset.job.live_rows):
         raise ConfigError(f'{what} works on single rows; pass shuffle="rows"')
-    return dataset.job
+    return rows[""]
 
 
 class StructuredDataset(TableDataset):

@@ -2,13 +2,20 @@
 
 The contracts of the sockets are checks in `torch_table_loader.testing`. These names change only in a new minor version,
 and the changelog names each change. Those of a guest are imported when they are asked for.
+
+A contract is here if others can hold it and pass what holds it to a dataset: a storage, with or without ranges of
+bytes, a source, a table format, a format with what its reader may do beyond, a split strategy. Those between parts of
+this library are not: orders and draws of rows, items that are gathered, samples that batches count, records of states.
+The core finds what holds them in its own table of guests.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from torch_table_loader import format_contracts
 from torch_table_loader.contracts import (
     HistorySource,
+    RangeStorage,
     SnapshotSource,
     Source,
     SplitStrategy,
@@ -37,6 +44,7 @@ from torch_table_loader.records import (
     RowRange,
     Shard,
     Split,
+    Traffic,
 )
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.storage import FileStorage, open_storage
@@ -72,6 +80,7 @@ __all__ = [
     "PathSource",
     "Permutation",
     "Quotas",
+    "RangeStorage",
     "Remaining",
     "RowGroupInfo",
     "RowRange",
@@ -92,12 +101,14 @@ __all__ = [
     "TableLayout",
     "TimeTravelSource",
     "Topology",
+    "Traffic",
     "Traits",
     "ValueSums",
     "WeightSums",
     "WeightedRows",
     "cumulate",
     "derive_key",
+    "format_contracts",
     "longest_first",
     "open_storage",
     "packer_of",

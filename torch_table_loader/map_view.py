@@ -18,7 +18,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.jobs.table_rows import TableItems
+    from torch_table_loader.engine.items import TableItems
 
 _OF_A_MASK = "of a mask pass numpy.flatnonzero(mask)"
 
@@ -34,15 +34,16 @@ class MapView(torch.utils.data.Dataset[Any]):
     with any map-style dataset.
     """
 
-    def __init__(self, rows: TableItems) -> None:
+    def __init__(self, items: TableItems) -> None:
         """Show a table in row mode; the store is built when the first row is needed.
 
         Args:
-            rows: rows of the table; every rank sees all of them here.
+            items: of the table; every rank sees all of them here.
         """
-        self._items = rows
-        self._codec = make_codec(rows.columns, TypePolicy.of(rows.options))
-        self._first = _first if rows.samples.are_rows else rows.samples.parts.one_of
+        options = items.rows.options
+        self._items = items
+        self._codec = make_codec(items.columns, TypePolicy.of(options))
+        self._first = _first if options.samples.are_rows else options.samples.parts.one_of
 
     def __len__(self) -> int:
         """Count the rows that remain after deletes and filters."""

@@ -41,11 +41,7 @@ Check = Callable[[str, Any], Any]
 
 def whole(least: int | None, most: int | None) -> Check:
     """Check an integer, and keep it as Python's own: numpy's do not print or serialize as one."""
-    return partial(_integer, least, most)
-
-
-def _integer(least: int | None, most: int | None, name: str, value: Any) -> int:
-    return integer(name, value, least, most)
+    return partial(integer, least=least, most=most)
 
 
 def batch_size(name: str, value: Any) -> int | Budget:
@@ -56,12 +52,12 @@ def batch_size(name: str, value: Any) -> int | Budget:
             f"{name} must be an int, got None: batches are made here; leave it out for batches of 1,024 rows, and pass "
             "batch_size=None to a DataLoader of your own alone"
         )
-    return _integer(1, MOST_ROWS, name, value)
+    return integer(name, value, 1, MOST_ROWS)
 
 
 def batch_sizes(name: str, value: Any) -> Any:
     """Check a size of global batches, or a schedule of some; one that does not change is an int."""
-    sizes = as_schedule(value).mapped(partial(_integer, 1, MOST_ROWS, name))
+    sizes = as_schedule(value).mapped(partial(integer, name, least=1, most=MOST_ROWS))
     if len(sizes.values) > 1:
         return sizes
     return sizes.last

@@ -284,6 +284,11 @@ class LoaderOptions:
         return self.collate_fn is not None or bool(self.transforms or self.decode)
 
     @property
+    def each_row_once(self) -> bool:
+        """Whether each row of the table comes once an epoch, of a table that does not grow."""
+        return self.weights is None and self.on_growth is None
+
+    @property
     def may_mix(self) -> bool:
         """Whether rows of several splits are mixed, where nothing keeps them from it."""
         return self.shuffle is True or self.shuffle == "mixed"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.saved_state import SavedState
@@ -133,10 +134,7 @@ class JobPosition:
         self._plan_check = plan_check
         self.reopen = reopen
         self._warned_of_repetition = False
-        flags = _shared(2, torch.bool)
-        self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
-        if not job.can_be_mixed:  # a mixture has its own steps: such a job warns when it is iterated itself
-            self.warn_of_uneven_steps()
+        self._may_read = _shared(1, torch.bool)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to the training process: its iterator, and what reopens tables."""
@@ -296,7 +294,7 @@ class JobPosition:
         Warn if that undoes an earlier request of the caller.
         """
         if job is not None and job is not self.job:
-            warn_of_undone(self.job.exclusion_states, job.exclusion_states)
+            warn_of_undone(_exclusions_of(self.job), _exclusions_of(job))
             self.job = job
         self._epoch.fill_(position.epoch)
         self._loaded, self._begun, self.newest = position, None, None
@@ -432,20 +430,13 @@ class JobPosition:
             self.job.check_alone()
             warn_of_a_whole_table(self.job.options)
             _warn_of_no_steps(self.job, self.epoch)
-            self._may_read.fill_(True)
-        self.warn_of_uneven_steps()
-
-    def warn_of_uneven_steps(self) -> None:
-        """Warn, once for all processes of the rank, that ranks take different numbers of steps."""
-        worker = get_worker_info()
-        if not self._warned_of_uneven_steps and (worker is None or worker.id == 0):
-            self._warned_of_uneven_steps.fill_(True)
             self.job.warn_of_uneven_steps()
+            self._may_read.fill_(True)
 
     def _begin(self, position: Any) -> None:
         self.before_reading()
-        for name, own in self.job.exclusion_states.items():
-            own.begin(position.epoch, position.exclusions[name].running)
+        for name, rows in self.job.live_rows.items():
+            rows.exclusions.begin(position.epoch, position.exclusions[name].running)
 
 
 def workers_of(info: Any) -> int:
@@ -457,6 +448,11 @@ def workers_of(info: Any) -> int:
     if info is None:
         return 1
     return int(info.num_workers)
+
+
+def _exclusions_of(job: Job) -> dict[str, ExclusionState]:
+    """Return what the caller excluded, by name of the source."""
+    return {name: rows.exclusions for name, rows in job.live_rows.items()}
 
 
 def _compared(job: Job, position: Position) -> dict[str, Any]:

@@ -277,6 +277,17 @@ def known_sum(one: int | None, two: int | None) -> int | None:
     return one + two
 
 
+def share_of(count: int | None, samples: int | None, each: int = 1) -> float | None:
+    """Divide a number by that of samples which may have so many each; None if one is unknown, or there is none.
+
+    >>> share_of(3, 2, 2), share_of(3, 0), share_of(None, 2)
+    (0.75, None, None)
+    """
+    if count is not None and samples and each:
+        return count / (samples * each)
+    return None
+
+
 def in_percent(share: float | None) -> str | None:
     """Format a share; None if it is unknown.
 

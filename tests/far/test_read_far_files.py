@@ -197,7 +197,7 @@ def test_each_delete_file_takes_one_request(tmp_path: Path) -> None:
     assert max(Counter(request.name for request in store.requests).values()) == 1
     assert len(store.requests) == 6
     whole = survey(source, None, None, None)
-    reader = whole.reader(["x"], None)
+    reader = whole.reader(["x"])
     distant = TaskReader(store, whole.files, whole.metas, whole.schema, ["x"], deletes=far)
     for number, meta in enumerate(whole.metas):
         task = whole_task(meta, number)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -539,3 +541,30 @@ def test_codes_are_places_in_the_vocabulary(
     assert codes == [known.index(word) if word in known else -1 for word in words]
     assert [word for each in batches for word in _values(each["own"])] == words
     assert all(len(set(each["own"].values)) == len(each["own"].values) for each in batches)
+
+
+def test_plain_columns_are_cut_without_a_step_in_python_for_each() -> None:
+    """Whoever runs Python holds its lock, for which all other threads wait."""
+    assert _calls_to_cut(columns=64) == _calls_to_cut(columns=4)
+
+
+def _calls_to_cut(columns: int) -> int:
+    table = pa.record_batch({f"x{column}": np.arange(1000) for column in range(columns)})
+    with small_sizes(cut_objects=10 * (1 + columns)):  # so many batches are cut at a time
+        codec = make_codec(table.schema, TypePolicy())
+    batches = codec.batches_of([[codec.decode(table)]], 10)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    gc.disable()  # a collection calls what others have registered
+    sys.setprofile(count)
+    try:
+        found = list(batches)
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert len(found) == 100
+    return calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
@@ -62,6 +62,7 @@ def test_windows_are_whole_batches_that_grow_to_about_equal_ones(
     batch_size=st.integers(1, 9000),
     memory=st.sampled_from([64 << 20, 1 << 30, 8 << 30]),
 )
+@example(row_bytes=603, rows=6280, batch_size=273, memory=64 << 20)
 def test_two_windows_are_within_an_eighth_of_the_memory_as_it_is_rounded(
     row_bytes: int, rows: int, batch_size: int, memory: int
 ) -> None:
@@ -111,9 +112,10 @@ def test_each_split_has_the_lowest_slot_that_is_free_while_it_is_read(splits: li
 
 @settings(max_examples=examples(60), deadline=None)
 @given(rows=pieces, sizes=windows)
+@example(rows=[3, 5, 5], sizes=WindowSizes.growing(1, 6, 5, 1))
 def test_windows_take_rows_of_strata_in_proportion(rows: list[int], sizes: WindowSizes) -> None:
     total = np.array(rows, dtype=np.int64)
-    if (total * sizes.size(0) < total.sum()).any():
+    if (total * sizes.least < total.sum()).any():
         return
     ends = sizes.ends(sum(rows))
     shares = shares_of_windows(total, ends)

@@ -38,7 +38,7 @@ from torch_table_loader import (
 from torch_table_loader.engine import row_store
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import ExclusionVersions, SourceRow
-from torch_table_loader.testing import small_sizes
+from torch_table_loader.testing import check_items, small_sizes
 
 SIZES = {"a": 700, "b": 250, "c": 61}
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
@@ -193,9 +193,14 @@ def test_stores_that_are_not_in_memory_give_the_same(
         monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))
         again, dataset = make(tables, **chosen, **store)
         assert batches(again) == wanted
-    assert type(dataset._mixed.sources["a"].store.rows()).__name__ == (
+    assert type(dataset.job.live_rows["a"].store.rows()).__name__ == (
         "RemoteRows" if where == "behind a URL" else "StoredRows"
     )
+
+
+def test_a_mixture_holds_the_contract_of_items(tables: Tables) -> None:
+    job: Any = make(tables, {"a": 3, "b": 2, "c": 1}, stop="all_exhausted")[1].job
+    check_items(job.items, job.by_step)
 
 
 def test_the_name_of_a_source_decides_its_order(tables: Tables) -> None:

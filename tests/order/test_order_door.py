@@ -42,7 +42,7 @@ def test_the_door_is_what_the_core_asks_for() -> None:
     ids=str,
 )
 def test_what_draws_rows_holds_its_contract(tmp_path_factory: pytest.TempPathFactory, weights: Any) -> None:
-    draws = make(write_weighted(tmp_path_factory.mktemp("table")), weights=weights).dataset.job.draws
+    draws = make(write_weighted(tmp_path_factory.mktemp("table")), weights=weights).dataset.job.live_rows[""].draws
     check_draws(draws, ROWS)
     selected = draws.selected(Remaining(ROWS, NOTHING), 7, 0)
     check_epoch_order(RowOrder(Permutation(selected.num_rows, KEY), selected), ROWS)

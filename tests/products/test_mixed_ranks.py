@@ -41,13 +41,15 @@ def heard() -> Iterator[list[str]]:
 
 
 def source(path: str, **options: Any) -> StructuredDataset:
-    return StructuredDataset(path, shuffle="rows", **{"batch_size": 30} | RANKS | options)
+    asked: dict[str, Any] = {"shuffle": "rows", "batch_size": 30} | RANKS | options
+    return StructuredDataset(path, **asked)
 
 
+@pytest.mark.parametrize("shuffle", ["rows", "splits"])
 @pytest.mark.parametrize("tail", [{"even_ranks": "pad"}, {"drop_last": True}], ids=str)
-def test_a_source_has_no_steps_of_its_own(tables: dict[str, str], tail: dict[str, Any]) -> None:
+def test_a_source_has_no_steps_of_its_own(tables: dict[str, str], tail: dict[str, Any], shuffle: str) -> None:
     with heard() as said:
-        sources = {name: source(path) for name, path in tables.items()}
+        sources = {name: source(path, shuffle=shuffle) for name, path in tables.items()}
         loader, _ = MixedDataset.create_dataloader(
             sources, {"odd": 1, "even": 0}, batch_size=30, check_plan=False, **tail
         )
@@ -94,21 +96,23 @@ def test_a_table_alone_says_it_when_its_loader_is_made_or_before_its_first_batch
     assert said == []
 
 
+@pytest.mark.parametrize("shuffle", ["rows", "splits"])
 def test_one_worker_of_a_callers_own_dataloader_says_it_once(
-    tables: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tables: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shuffle: str
 ) -> None:
     def note(message: Warning, *_: Any) -> None:
         with (tmp_path / "said").open("a") as said:
             said.write(str(message))
 
-    dataset = source(tables["odd"], row_store=str(tmp_path / "stores"))
+    own: dict[str, dict[str, Any]] = {"rows": {"row_store": str(tmp_path / "stores")}, "splits": {"num_workers": 2}}
+    dataset = source(tables["odd"], shuffle=shuffle, **own[shuffle])
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", note)
         for epoch in range(2):
             dataset.set_epoch(epoch)
             list(DataLoader(dataset, batch_size=None, num_workers=2))
-    assert (tmp_path / "said").read_text().count(UNEVEN) == 1
+    assert (tmp_path / "said").read_text().count("ranks take different numbers of steps") == 1
 
 
 def test_a_table_that_is_opened_again_at_a_states_snapshot_says_nothing_new(tmp_path: Path) -> None:

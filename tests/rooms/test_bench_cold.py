@@ -30,7 +30,7 @@ def test_lanes_gather_rows_of_a_store_made_for_the_race(tmp_path: Path, monkeypa
     monkeypatch.setattr(subprocess, "run", fio)
     (tmp_path / "large").mkdir()
     job: Any = loader._position.job
-    pairs, read = cold.against_fio(job.store.rows(), tmp_path / "large", 1 << 20, 2)
+    pairs, read = cold.against_fio(job.live_rows[""].store.rows(), tmp_path / "large", 1 << 20, 2)
     assert [sample.rows for sample in pairs.left] == [16_384, 16_384]
     assert [sample.rows for sample in pairs.right] == [77, 77]
     assert read >= 0

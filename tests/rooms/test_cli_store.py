@@ -17,7 +17,7 @@ import pytest
 from torch_table_loader import RowStore, StorageError, StructuredDataset
 from torch_table_loader.cli import store as command
 from torch_table_loader.cli.main import main
-from torch_table_loader.dataset import table_rows
+from torch_table_loader.dataset import live_rows
 from torch_table_loader.engine.ray_cluster import _build_share
 
 
@@ -87,7 +87,7 @@ def test_a_loader_opens_what_the_command_line_built(
     loader, dataset = StructuredDataset.create_dataloader(table, shuffle="rows", row_store=RowStore(memory=1))
     assert sum(len(batch["x"]) for batch in loader) == 500
     assert [path.parent for path in (tmp_path / "cache" / "row-stores").glob("*/manifest.json")] == [
-        dataset.job.store.place  # type: ignore[attr-defined]
+        dataset.job.live_rows[""].store.place
     ]
 
 
@@ -155,7 +155,7 @@ def fake_ray(**members: Any) -> ModuleType:
 
 
 def test_a_node_that_does_not_see_the_folder_reports_it(table: str, tmp_path: Path) -> None:
-    store = table_rows(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)), "a test").store
+    store = live_rows(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)), "a test").store
     assert store.place is not None
     with pytest.raises(StorageError, match=r"does not see .*elsewhere; pass a folder that all nodes share"):
         _build_share(store, str(store.place), str(tmp_path / "elsewhere" / "mark"))

@@ -39,9 +39,14 @@ def test_unequal_steps_are_warned_about_with_the_remedy_at_the_callers_line(tabl
     with pytest.warns(UserWarning, match="ranks take different numbers of steps: 3, 2, 2; .*even_ranks=") as caught:
         make(table, num_ranks=3, rank=1, even_ranks=False)
     assert [entry.filename for entry in caught] == [__file__]
+    options: dict[str, Any] = {"num_ranks": 3, "rank": 1, "even_ranks": False, "check_plan": False}
+    dataset = StructuredDataset(str(table), "parquet", batch_size=4, **options)  # it may become part of a mixture
     with pytest.warns(UserWarning, match="ranks take different numbers of steps") as caught:
-        StructuredDataset(str(table), "parquet", batch_size=4, num_ranks=3, rank=1, even_ranks=False, check_plan=False)
+        next(iter(dataset))
     assert [entry.filename for entry in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(iter(dataset))
 
 
 @pytest.mark.parametrize(

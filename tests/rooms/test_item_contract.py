@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
-from torch_table_loader import RowStore, StructuredDataset
+from torch_table_loader import Budget, RowStore, StructuredDataset
 from torch_table_loader.engine.items import ItemStream, TurnsOf, TurnStream
 from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.orders import RowOrder
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.testing import ContractError, check_item_stream, check_map, check_turn_stream
+from torch_table_loader.testing import ContractError, check_item_stream, check_items, check_map, check_turn_stream
 
 ROWS = 60
 ONE = pa.schema({"x": pa.int64()})
@@ -37,9 +37,9 @@ def job_of(folder: Path, **options: Any) -> Any:
     """Return a job whose store, in a folder, is open."""
     words = [f"w{row % 5}" for row in range(ROWS)]
     table = pa.table({"x": np.arange(ROWS), "word": words, "list": [[row] * (row % 3) for row in range(ROWS)]})
-    chosen: dict[str, Any] = {"row_store": RowStore(str(folder)), "row_id": True, "shuffle": "rows"} | options
-    job: Any = StructuredDataset.from_arrow(table, batch_size=4, check_plan=False, **chosen).job
-    job.open(job.start(0))
+    chosen: dict[str, Any] = {"row_store": RowStore(str(folder)), "row_id": True, "shuffle": "rows", "batch_size": 4}
+    job: Any = StructuredDataset.from_arrow(table, check_plan=False, **{**chosen, **options}).job
+    job.live_rows[""].store.open()
     return job
 
 
@@ -47,10 +47,65 @@ def job_of(folder: Path, **options: Any) -> Any:
 def test_rows_hold_the_contract_of_items(tmp_path: Path, options: dict[str, Any]) -> None:
     job = job_of(tmp_path, **options)
     names, start = job.columns.names, job.start(0)
-    check_turn_stream(job.stream(start), names, start.total, ROWS)
+    check_turn_stream(job.items.stream(start), names, start.total, ROWS)
     turns = OneRound("a", 0, job.columns, Exclusions().exclude([7, 9], ROWS), 3, 1)
-    check_turn_stream(job.by_turn(turns), names, job.count(turns), ROWS)
-    check_map(job, ROWS)
+    check_turn_stream(job.items.by_turn(turns), names, job.items.count(turns), ROWS)
+    check_map(job.items, ROWS)
+
+
+@pytest.mark.parametrize("size", [4, Budget(tokens=16, length="x")], ids=["rows", "budget"])
+def test_epochs_of_rows_hold_the_contract_of_items(tmp_path: Path, size: Any) -> None:
+    job = job_of(tmp_path, batch_size=size, filters="x < 12")
+    check_items(job.items, job.by_step)
+
+
+class WrongItems:
+    """Items that break one rule."""
+
+    def __init__(self, items: Any, rule: str) -> None:
+        self._items, self._rule, self._epochs = items, rule, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._items, name)
+
+    def start(self, epoch: int, by_step: Any) -> Any:
+        self._epochs += self._rule == "start"
+        start = self._items.start(epoch, by_step)
+        return replace(start, start=int(self._rule == "first"), total=start.total - self._epochs)
+
+    def locate(self, position: Any, places: Any) -> Any:
+        return self._items.locate(position, np.sort(places) if self._rule != "locate" else places[::-1])
+
+    def records(self, position: Any) -> Any:
+        return {**self._items.records(position), **({"stray": 1} if self._rule == "records" else {})}
+
+    def next_stage(self, position: Any, by_step: Any) -> Any:
+        after = self._items.next_stage(position, by_step)
+        return replace(after, start=after.start - (self._rule == "stage"))
+
+    @property
+    def bounds(self) -> Any:
+        return {} if self._rule == "bounds" else self._items.bounds
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("start", "in the same way each time"),
+        ("first", "at its first item"),
+        ("locate", "locate items in the order"),
+        ("records", r"does not name \['stray'\]"),
+        ("stage", "behind what was taken"),
+        ("bounds", "is bound to"),
+    ],
+)
+def test_epochs_that_break_a_rule_are_told_apart(tmp_path: Path, rule: str, said: str) -> None:
+    job = job_of(tmp_path)
+    sound: Any = WrongItems(job.items, "")
+    check_items(sound, job.by_step)
+    wrong: Any = WrongItems(job.items, rule)
+    with pytest.raises(ContractError, match=said):
+        check_items(wrong, job.by_step)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from torch_table_loader.batching import codec, types
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.types import Chosen
 from torch_table_loader.formats.csv_json.json_keys import KeyedText
+from torch_table_loader.read.parquet_footer import parse
+from torch_table_loader.read.wide_parquet import WideParquet
+from torch_table_loader.sizes import sizes
 from torch_table_loader.testing import small_sizes
 
 FEW, TIMES = 300, 8
@@ -150,6 +153,69 @@ def test_a_loader_of_few_of_many_columns_makes_few_calls(tmp_path: Path) -> None
     assert many < calls_of(FEW * TIMES, of_parquet, lambda _: {}, tmp_path / "all") / 2
 
 
+def calls_of_files(files: int, root: Path) -> int:
+    """Calls until an epoch of a few of 2,400 columns is over."""
+    root.mkdir()
+    for n in range(files):
+        table = wide_table(FEW * TIMES).slice(0, 2).append_column("number", pa.array([n, n]))
+        pq.write_table(table, root / f"{n}.parquet")
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        loader, _ = StructuredDataset.create_dataloader(root, num_workers=0, columns=["c4", "number"])
+        assert sum(len(batch["c4"]) for batch in loader) == 2 * files
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+    return calls
+
+
+def test_a_file_of_many_columns_is_few_calls_a_column(tmp_path: Path) -> None:
+    """Whatever pyarrow would prepare for each column of each file, the collector of Python would look at."""
+    calls_of_files(1, tmp_path / "first")
+    few, many = calls_of_files(2, tmp_path / "few"), calls_of_files(6, tmp_path / "many")
+    assert many - few < 27 * 4 * FEW * TIMES, (few, many)
+
+
+@pytest.mark.parametrize("asked", [None, ["a"], ["s"], ["s.x"], ["s.y.list.element.z", "a"], ["c.d", "b"], ["x"], []])
+def test_columns_of_a_file_are_found_by_their_names(asked: list[str] | None, tmp_path: Path) -> None:
+    """As pyarrow finds them, also fields inside of columns, where it makes a list for each."""
+    inner = pa.array([{"x": 1, "y": [{"z": 2}]}])
+    flat = pa.table({"a": [1], "b": [2], "c.d": [3]})
+    for number, table in enumerate((flat, pa.table({"a": [1], "s": inner, "s.x": [4], "t": inner}))):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table, path)
+        assert WideParquet(path).read(columns=asked).equals(pq.ParquetFile(path).read(columns=asked))
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "rows"])
+def test_the_footer_of_each_file_is_parsed_once(shuffle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = 12
+    for n in range(files):
+        pq.write_table(wide_table(4).append_column("n", pa.array([n] * 3)), tmp_path / f"{n}.parquet")
+    parse.cache_clear()
+    parsed, begin = list[object](), pq.ParquetFile.__init__
+
+    def counted(self: Any, source: Any, *, metadata: Any = None, **options: Any) -> None:
+        if metadata is None:
+            parsed.append(source)
+        begin(self, source, metadata=metadata, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "__init__", counted)
+    loader, _ = StructuredDataset.create_dataloader(
+        tmp_path, columns=["c0", "n"], shuffle=shuffle, num_workers=0, epochs=2
+    )
+    assert sum(len(batch["n"]) for batch in loader) == 2 * 3 * files
+    assert len(parsed) == files
+
+
 def calls_to_read(groups: int, root: Path) -> int:
     """Calls to read row groups of 40 columns, of which pyarrow decodes four at a time."""
     root.mkdir()
@@ -233,6 +299,8 @@ def test_a_batch_has_a_limit_of_columns(tmp_path: Path) -> None:
             StructuredDataset.create_dataloader(tmp_path)
         loader, _ = StructuredDataset.create_dataloader(tmp_path, columns=["c0", "c2"], num_workers=0)
         assert set(next(iter(loader))) == {"c0", "c2"}
+    page = Path(__file__).parents[2] / "docs" / "types.md"
+    assert f"A batch has at most {sizes().columns:,} columns" in page.read_text("utf-8")
 
 
 def sparse_lines(keys: int, root: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,10 +249,10 @@ def iceberg(folder: Path) -> tuple[IcebergWriter, Table]:
 def test_tables_with_deletes_declare_what_they_read(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    _, table = _iceberg_of(tmp_path_factory)
+    table = _iceberg_of(tmp_path_factory)[1]
     columns = data.draw(st.lists(st.sampled_from(["x", "k", "s"]), unique=True, min_size=1))
-    filters = data.draw(st.sampled_from([None, pc.field("x") > 130]))
-    reader = table.reader(columns, filters, row_ids=data.draw(st.booleans()), max_rows=data.draw(st.integers(30, 400)))
+    table = replace(table, filters=data.draw(st.sampled_from([None, pc.field("x") > 130])))
+    reader = table.reader(columns, row_ids=data.draw(st.booleans()), max_rows=data.draw(st.integers(30, 400)))
     for number, _file in enumerate(table.files):
         task = whole_task(
             table.metas[number], number, skip=data.draw(st.integers(0, 90)), take=data.draw(st.integers(-1, 90))

@@ -23,7 +23,7 @@ from torch_table_loader import (
     TargetSizeStrategy,
 )
 from torch_table_loader.errors import ConfigTypeError, TableError
-from torch_table_loader.extend import FileStorage, PathSource
+from torch_table_loader.extend import FileStorage, PathSource, Traffic
 from torch_table_loader.read.parquet import ParquetFile, ParquetReader
 from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, RowRange, Shard, Split
 from torch_table_loader.testing import (
@@ -399,9 +399,55 @@ STORAGES: dict[str, tuple[Any, str]] = {
 }
 
 
+@dataclass
+class Ranged(Plain):
+    """Gives ranges of bytes, and breaks one rule of them."""
+
+    fault: str = ""
+    place: Any = "here"
+
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> bytes:
+        if version is not None and version != self.version(path) and self.fault != "any version":
+            raise ValueError("another one") if self.fault == "error type" else TableError(f"{path} is another one")
+        if self.fault == "missing":
+            return Path(path).read_bytes()[start:stop]
+        with self.open(path) as source:
+            data: bytes = source.read_at(stop - start, start)
+        return data + b"x" if self.fault == "longer" else data
+
+    def checks(self, version: FileVersion) -> bool:
+        return self.fault != "checks nothing"
+
+    def traffic(self) -> Any:
+        return 0 if self.fault == "traffic" else Traffic()
+
+
+class NoChecks(Plain):
+    place = "here"
+
+    def read_range(self, *_: Any) -> bytes:
+        return b""
+
+    def traffic(self) -> Traffic:
+        return Traffic()
+
+
+STORAGES |= {
+    "no checks": (NoChecks(), "must have checks, since it has read_range"),
+    "place": (Ranged(place=None), "must have a place, a text, got None"),
+    "traffic": (Ranged(fault="traffic"), "must say a Traffic, got int"),
+    "range": (Ranged(fault="longer"), "read_range must give bytes"),
+    "range of nothing": (Ranged(fault="missing"), "read_range of a file .* must raise TableError, but raised FileNotF"),
+    "range of another": (Ranged(fault="any version"), "must refuse another version, since checks"),
+    "range's error": (Ranged(fault="error type"), "must raise TableError for another version.* ValueError: another"),
+}
+
+
 def test_sound_storages_pass(stored: str) -> None:
     check_storage(Plain(), stored)
     check_storage(FileStorage("file"), stored)
+    check_storage(Ranged(), stored)
+    check_storage(Ranged(fault="checks nothing"), stored)
 
 
 @pytest.mark.parametrize("fault", STORAGES)

@@ -21,7 +21,7 @@ from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.errors import AccessRefusedError
 from torch_table_loader.extend import open_storage
-from torch_table_loader.far.s3_client import aws_login, configured_endpoint
+from torch_table_loader.far.aws_login import aws_login, configured_endpoint
 from torch_table_loader.source.table_storage import TableStorage
 
 WRONG = "http://127.0.0.1:9"

@@ -14,7 +14,7 @@ from typing_extensions import override
 from torch_table_loader import ConfigError, Pack, RowStore, StructuredDataset
 from torch_table_loader.engine.items import TurnsOf
 from torch_table_loader.planning.exclusion import Exclusions
-from torch_table_loader.testing import check_map, check_turn_stream
+from torch_table_loader.testing import check_items, check_map, check_turn_stream
 
 LENGTHS = [5, 1, 17, 0, 3, 30, 2, 12, 9, 4, 6, 33, 8, 1, 7]
 ROWS = len(LENGTHS)
@@ -34,7 +34,7 @@ def job_of(folder: Path, strategy: Any) -> Any:
     pack = Pack(seq_len=8, tokens="tokens", strategy=strategy, eos_id=9, labels=None)
     options: dict[str, Any] = {"shuffle": "rows", "row_store": RowStore(str(folder)), "check_plan": False}
     job: Any = StructuredDataset.from_arrow(pa.table({"tokens": tokens}), pack=pack, batch_size=2, **options).job
-    job.open(job.start(0))
+    job.live_rows[""].store.open()
     return job
 
 
@@ -42,17 +42,18 @@ def job_of(folder: Path, strategy: Any) -> Any:
 def test_sequences_hold_the_contract_of_items(tmp_path: Path, strategy: Any) -> None:
     job = job_of(tmp_path, strategy)
     names, start = job.columns.names, job.start(0)
-    check_turn_stream(job.stream(start), names, start.total, ROWS)
+    check_turn_stream(job.items.stream(start), names, start.total, ROWS)
+    check_items(job.items, job.by_step)
     if strategy == "windows":
-        check_map(job, ROWS)
+        check_map(job.items, ROWS)
         return
     with pytest.raises(ConfigError, match="sequences in table order"):
-        check_map(job, ROWS)
+        check_map(job.items, ROWS)
 
 
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 def test_sequences_in_turns_hold_the_contract_of_items(tmp_path: Path, strategy: Any) -> None:
     job = job_of(tmp_path, strategy)
     turns = Round("a", 0, job.columns, Exclusions().exclude([2], ROWS), 3, 1, width=8)
-    count = job.count(turns)
-    check_turn_stream(job.by_turn(turns), job.columns.names, 2 * count, ROWS)
+    count = job.items.count(turns)
+    check_turn_stream(job.items.by_turn(turns), job.columns.names, 2 * count, ROWS)

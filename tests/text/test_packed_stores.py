@@ -33,7 +33,7 @@ def opened(root: Path, pack: Pack, **options: Any) -> tuple[TableLoader, Structu
 
 def kept(dataset: StructuredDataset) -> pa.DataType:
     job: Any = dataset.job
-    kind: pa.DataType = job.store.spec.schema.field("input_ids").type.value_type
+    kind: pa.DataType = job.live_rows[""].store.spec.schema.field("input_ids").type.value_type
     return kind
 
 

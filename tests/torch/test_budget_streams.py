@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.torch.test_budget_batches import BUDGET, LENGTHS, ROWS, TOKENS, is_within, rows, write
 from tests.torch.test_budget_batches import make as make_rows
@@ -56,6 +57,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
+@daily(16)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_every_row_comes_once_within_the_budget_in_the_promised_steps(table: str, options: Any, order: Any) -> None:
@@ -110,6 +112,7 @@ def test_batches_are_those_of_the_rows_of_a_row_group_in_their_order(table: str)
     assert found == wanted
 
 
+@daily(8)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_the_job_goes_on_exactly_on_other_ranks(table: str, ranks: int, order: Any) -> None:

@@ -149,7 +149,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path) -> None:
 def test_false_is_the_bare_deal_and_warns(days: str) -> None:
     for order in ("in order", "mixed"):
         with pytest.warns(UserWarning, match="ranks take different numbers of steps.*leave even_ranks=False out"):
-            StructuredDataset(
+            StructuredDataset.create_dataloader(
                 days, even_ranks=False, num_ranks=RANKS, rank=0, batch_size=16, check_plan=False, **ORDERS[order]
             )
     job: dict[str, Any] = {"num_ranks": RANKS, "rank": 0, "check_plan": False, "batch_size": 443}
@@ -159,7 +159,7 @@ def test_false_is_the_bare_deal_and_warns(days: str) -> None:
 
 def test_rows_that_are_not_counted_are_dealt_with_a_warning(days: str) -> None:
     with pytest.warns(UserWarning, match="each of 8 ranks counts its own rows"):
-        dataset = StructuredDataset(
+        _, dataset = StructuredDataset.create_dataloader(
             days, columns=["x"], filters="x > 4", count_filtered=False, num_ranks=RANKS, rank=0, check_plan=False
         )
     assert dataset.schema.names == ["x"]

@@ -203,7 +203,7 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
     for name in mode.tables:
         write_rows(tmp_path / name, [[100] * 20] * LANES)
     monkeypatch.setattr("torch_table_loader.engine.jobs.modes.rows_of_a_read", lambda *_: 100)
-    monkeypatch.setattr("torch_table_loader.engine.jobs.indexed_job.batches_of_a_gather", lambda *_: 10)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.gathering.batches_of_a_gather", lambda *_: 10)
     decoded = [0]
     decode = TensorCodec.decode
 
@@ -218,7 +218,7 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
     dataset: Any = loader.dataset
     held = dataset.explain().memory_bound
     if mode in (ROWS, MIXTURE):  # whose stores take more while they are built
-        held = LANES * dataset.job.lane_bytes
+        held = LANES * dataset.job.gathering.lane_bytes
     bound = held // dataset.job.row_bytes // (2 if mode is MIXTURE else 1)
     ahead = list(made_ahead(iter(loader), lambda: decoded[0] // 10))
     assert max(ahead) * 10 <= bound < 6000

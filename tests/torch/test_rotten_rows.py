@@ -108,6 +108,6 @@ def test_workers_do_not_compare_what_their_trainer_compared(stores: Path, monkey
         loader, dataset = StructuredDataset.create_dataloader(
             str(stores.parent / "table"), shuffle="rows", row_store=str(stores), batch_size=50, **options
         )
-    dataset.job.store.rows()  # type: ignore[attr-defined]
+    dataset.job.live_rows[""].store.rows()
     rot(stores, "heap-000001.arrow")
     assert sorted(number for batch in loader for number in batch["x"].tolist()) == list(range(ROWS))

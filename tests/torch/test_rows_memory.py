@@ -56,7 +56,7 @@ def test_a_store_that_does_not_fit_when_the_loader_is_made_goes_to_files(
     wanted = rows(make(table)[0])
     free(monkeypatch, 100_000)
     loader, dataset = make(table)
-    assert dataset.job.store.place is not None
+    assert dataset.job.live_rows[""].store.place is not None
     notes = "\n".join(dataset.explain().notes)
     assert NOT_IN_MEMORY in notes
     assert "75,000 are free for it" in notes
@@ -70,29 +70,29 @@ def test_a_store_that_no_longer_fits_when_it_is_built_goes_to_files(
     table: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, worker_type: str
 ) -> None:
     wanted = rows(make(table)[0])
-    later = make(table, row_store=RowStore(memory=1))[1].job.store.place
+    later = make(table, row_store=RowStore(memory=1))[1].job.live_rows[""].store.place
     free(monkeypatch, 1 << 30, 100_000)
     loader, dataset = make(table, worker_type=worker_type, num_workers=2)
-    assert dataset.job.store.place is None
+    assert dataset.job.live_rows[""].store.place is None
     with caplog.at_level(logging.WARNING):
         assert rows(loader) == wanted
     assert NOT_IN_MEMORY in caplog.text
-    assert dataset.job.store.place == later, "another run, which begins with files, opens the same store"
+    assert dataset.job.live_rows[""].store.place == later, "another run, which begins with files, opens the same store"
     loader.set_epoch(1)
     assert sorted(rows(loader)) == list(range(ROWS))
 
 
 def test_ranks_of_a_node_share_its_memory(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = make(table)[1].job.store.spec.num_bytes
+    needed = make(table)[1].job.live_rows[""].store.spec.num_bytes
     free(monkeypatch, needed * 2)
-    assert make(table)[1].job.store.place is None
+    assert make(table)[1].job.live_rows[""].store.place is None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert make(table)[1].job.store.place is not None
+    assert make(table)[1].job.live_rows[""].store.place is not None
 
 
 def test_workers_of_a_callers_own_loader_share_it_too(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = make(table)[1]
-    needed = dataset.job.store.spec.num_bytes
+    needed = dataset.job.live_rows[""].store.spec.num_bytes
     free(monkeypatch, needed * 2)
     del dataset
     found = DataLoader(StructuredDataset(table, shuffle="rows", batch_size=100), batch_size=None, num_workers=2)
@@ -103,7 +103,7 @@ def test_workers_of_a_callers_own_loader_share_it_too(table: str, monkeypatch: p
 def test_memory_that_was_asked_for_and_does_not_fit_is_an_error_when_the_loader_is_made(
     table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = make(table)[1].job.store.spec.num_bytes
+    needed = make(table)[1].job.live_rows[""].store.spec.num_bytes
     free(monkeypatch, needed - 1)
     said = rf"needs about {needed:,} bytes of memory, and {needed - 1:,} are free for it; pass row_store= a directory"
     with pytest.raises(OutOfMemoryError, match=said) as raised:
@@ -129,7 +129,7 @@ for store in (None, "memory"):
     try:
         options = {"shuffle": "rows", "num_workers": 1, "row_store": store}
         loader, dataset = StructuredDataset.create_dataloader(sys.argv[2], **options)
-        print(len(loader), dataset.job.store.place is None)
+        print(len(loader), dataset.job.live_rows[""].store.place is None)
     except StorageError as error:
         print(type(error).__name__, error)
 """

@@ -150,7 +150,7 @@ def test_files_larger_than_memory_are_asked_for_ahead(
     monkeypatch.setattr(row_store, "available_memory", lambda: 1000)
     loader, dataset = make(table, row_store=str(tmp_path), **more)
     assert rows(loader) == expected
-    assert dataset.job.store.rows().read_ahead is not None
+    assert dataset.job.live_rows[""].store.rows().read_ahead is not None
 
 
 # ---- a plain HTTP server ---------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from itertools import chain, pairwise, repeat
 from math import prod
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
-from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write, mark_of
 from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Collected, DealtWhole, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
@@ -72,8 +74,11 @@ class TensorRows(Rows):
 
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
-        data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self.data, strict=True)]
-        return type(self)(self._codec, stop - start, data)
+        codec = self._codec
+        if not codec.varying:
+            return type(self)(codec, stop - start, list(map(getitem, self.data, repeat(slice(start, stop)))))
+        data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(codec.leaves, self.data, strict=True)]
+        return type(self)(codec, stop - start, data)
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`."""
@@ -84,14 +89,22 @@ class TensorRows(Rows):
         """Cut into dicts of name to tensor or array."""
         if not self.num_rows:
             return []
-        return _dicts(self._codec.shapes, self._codec.cut(self.data, bounds), len(bounds) - 1)
+        return self._codec.dicts(self._codec.cut(self.data, bounds), len(bounds) - 1)
 
 
-def _dicts(shapes: Sequence[Shape], cuts: Iterator[Sequence[Any]], num_batches: int) -> list[dict[str, Any]]:
-    if not shapes:
+def _columns(shapes: Sequence[Shape], cuts: Iterator[Sequence[Any]], num_batches: int) -> Iterator[Sequence[Any]]:
+    """Yield the batches of each column; a struct takes those of its leaves."""
+    for shape in shapes:
+        if isinstance(shape, Branch):
+            names = [node.name for node in shape.nodes]
+            yield _dicts(names, _columns(shape.nodes, cuts, num_batches), num_batches)
+        else:
+            yield next(cuts)
+
+
+def _dicts(names: Sequence[str], columns: Iterator[Sequence[Any]], num_batches: int) -> list[dict[str, Any]]:
+    if not names:
         return [{} for _ in range(num_batches)]
-    columns = (_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes)
-    names = [shape.name for shape in shapes]
     if len(names) == 1:
         return [{names[0]: values} for values in next(columns)]
     if num_batches == 1:  # a list of each of many columns would make Python collect garbage at every batch
@@ -136,14 +149,21 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
-        self._row_bytes = [leaf.kind.row_bytes for leaf in self.leaves]
-        self.row_bytes = sum(self._row_bytes)
+        self._widths = list(Counter(leaf.kind.row_bytes for leaf in self.leaves).items())
+        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         self.views_at_once = 0
         if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
             self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves)))
         self.alike = _alike(self.leaves)
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
+        self._names = [shape.name for shape in self.shapes]
+        self._has_structs = any(isinstance(shape, Branch) for shape in self.shapes)
+        self._are_tensors = all(
+            leaf.cut is outputs.cut_tensors and isinstance(leaf.kind, DenseKind) and mark_of(leaf.kind.dtype) is None
+            for leaf in self.leaves
+        )
+        """Whether all come out as tensors that numpy has the type of, so that no step in Python is due to each."""
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
         """View a record batch as rows."""
@@ -161,7 +181,7 @@ class TensorCodec(RowsCodec[TensorRows]):
             return rows.cut([0, rows.num_rows])[0]
         leaves = zip(self.leaves, rows.data, strict=True)
         cuts = iter([leaf.cut(data, [0, 0]) if leaf.kind.row_bytes else [[]] for leaf, data in leaves])
-        return _dicts(self.shapes, cuts, 1)[0]
+        return self.dicts(cuts, 1)[0]
 
     def decode_plain(self, columns: Sequence[pa.Array], num_rows: int | None = None) -> TensorRows:
         """View columns in their plain types as rows; strings may come as dictionaries."""
@@ -176,11 +196,20 @@ class TensorCodec(RowsCodec[TensorRows]):
                 column.into(columns[places[0]], data, seen)
         return TensorRows(self, num_rows, data)
 
-    def cut(self, data: Sequence[Any], bounds: Sequence[int]) -> Iterator[Sequence[Any]]:
-        """Cut at least one row into batches: for each leaf, one output for each batch.
+    def dicts(self, cuts: Iterator[Sequence[Any]], num_batches: int) -> list[dict[str, Any]]:
+        """Return batches as dicts, given those of each leaf."""
+        if self._has_structs:
+            cuts = _columns(self.shapes, cuts, num_batches)
+        return _dicts(self._names, cuts, num_batches)
 
-        Nested tensors share offsets where they can.
-        """
+    def cut(self, data: Sequence[Any], bounds: Sequence[int]) -> Iterator[Sequence[Any]]:
+        """Cut at least one row into batches: for each leaf, one output for each batch."""
+        if self._are_tensors:
+            return outputs.cut_all_tensors(data, bounds)
+        return self._cut_each(data, bounds)
+
+    def _cut_each(self, data: Sequence[Any], bounds: Sequence[int]) -> Iterator[Sequence[Any]]:
+        """Cut leaf by leaf; nested tensors share offsets where they can."""
         nested: Iterator[Sequence[Any]] = iter(())
         if self._nested:
             nested = iter(outputs.cut_nested_together([data[index] for index in self._nested], bounds))
@@ -189,7 +218,7 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def arena(self, num_rows: int) -> Arena:
         """Make room for the values of so many rows, less those of varying width."""
-        return Arena(sum(aligned(num_rows * each) for each in self._row_bytes))
+        return Arena(sum(times * aligned(num_rows * each) for each, times in self._widths))
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
@@ -199,9 +228,11 @@ class TensorCodec(RowsCodec[TensorRows]):
         data: list[Any] = [None] * len(columns)
         for dtype, places in self.alike.items():
             width = aligned(num_rows * dtype.itemsize) // dtype.itemsize
-            grid = arena.array((len(places), width), dtype)[:, :num_rows]
-            for place, out in zip(places, grid, strict=True):
-                data[place] = np.concatenate(columns[place], out=out)
+            grid, gap = arena.array((len(places), width), dtype), np.zeros(width - num_rows, dtype)
+            pieces = chain.from_iterable((*columns[place], gap) for place in places)
+            np.concatenate(list(pieces), out=grid.reshape(-1))
+            for place, values in zip(places, grid[:, :num_rows], strict=True):
+                data[place] = values
         for place, leaf in enumerate(self.leaves):
             if data[place] is None:
                 data[place] = leaf.kind.join(columns[place], arena.array)

@@ -13,10 +13,10 @@ gives one output a batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from math import prod
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -395,6 +395,14 @@ def cut_tensors(data: NDArray[Any], bounds: Sequence[int]) -> Sequence[torch.Ten
     if len(bounds) == 2:
         return [tensor]
     return torch.unsafe_split_with_sizes(tensor, list(map(sub, bounds[1:], bounds)))
+
+
+def cut_all_tensors(columns: Sequence[NDArray[Any]], bounds: Sequence[int]) -> Iterator[Sequence[torch.Tensor]]:
+    """Cut arrays of plain numbers like `cut_tensors`, with no step in Python for each."""
+    tensors = map(torch.from_numpy, columns)
+    if len(bounds) == 2:
+        return zip(tensors, strict=False)
+    return map(torch.unsafe_split_with_sizes, tensors, repeat(list(map(sub, bounds[1:], bounds))))
 
 
 def cut_arrays(data: NDArray[Any], bounds: Sequence[int]) -> list[NDArray[Any]]:

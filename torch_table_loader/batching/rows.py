@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -188,6 +188,22 @@ class Part(NamedTuple, Generic[R]):
         return self.rows
 
 
+class KeptRuns(Protocol[R]):
+    """Runs of rows that belong together, such as documents of tokens: only decoded rows tell where they are."""
+
+    def permuted_runs(self, parts: Sequence[R], order_of: Callable[[int], NDArray[np.int64]]) -> R:
+        """Copy consecutive rows, run by run in another order; padding comes last.
+
+        Args:
+            order_of: returns the run at each place, given how many there are.
+        """
+        ...
+
+    def padded(self, rows: R, padding: NDArray[np.bool_]) -> R:
+        """View rows of which some are padding."""
+        ...
+
+
 class RowsCodec(ABC, Generic[R]):
     """Turns record batches of one schema into rows, and rows into outputs. Pickles; holds no data."""
 
@@ -200,9 +216,6 @@ class RowsCodec(ABC, Generic[R]):
     views_at_once: int = 0
     """How many batches are cut at a time when they are taken, where cutting only makes views; 0 where it does more."""
 
-    keeps_runs: bool = False
-    """Whether windows permute runs of rows that belong together, which only decoded rows tell, and not each row."""
-
     together: Sequence[Mapping[int, np.dtype[Any]]] = ()
     """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
 
@@ -214,17 +227,10 @@ class RowsCodec(ABC, Generic[R]):
             TableError: a null in a column that may have none, or columns that are not the schema's.
         """
 
-    def permuted_runs(self, parts: Sequence[R], order_of: Callable[[int], NDArray[np.int64]]) -> R:
-        """Copy consecutive rows in another order, where the codec keeps runs together; padding comes last.
-
-        Args:
-            order_of: returns the run at each place, given how many there are.
-        """
-        raise NotImplementedError
-
-    def padded(self, rows: R, padding: NDArray[np.bool_]) -> R:
-        """View rows of which some are padding, where the codec keeps runs together."""
-        raise NotImplementedError
+    @property
+    def runs(self) -> KeptRuns[R] | None:
+        """What windows permute instead of each row: runs of rows that belong together; None where there are none."""
+        return None
 
     @abstractmethod
     def decode_plain(self, columns: Sequence[pa.Array]) -> R:

@@ -190,7 +190,7 @@ def ids_of_step(job: StreamJob, position: StreamPosition, step: int) -> Ints:
         planned.plan, planned.segments, planned.windows, (options.shuffle_seed, position.epoch), step
     )
     tasks = [segments.task(*run) for segments, runs in pieces for run in runs]
-    reader = job.table.reader([own.budget.length], options.filters, row_ids=True, max_rows=job.read_rows, stage=own)
+    reader = job.table.reader([own.budget.length], row_ids=True, max_rows=job.read_rows, stage=own)
     reader = reader.of_epoch(key, shuffle=bool(options.shuffle))
     found = [batch.column(ROW_ID).flatten().to_numpy() for task in tasks for batch in reader.read(task)]
     return np.concatenate([np.empty(0, np.int64), *found])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from typing_extensions import override
 
-from torch_table_loader.samples import SampleCounts, in_percent, known_sum
+from torch_table_loader.samples import SampleCounts, in_percent, known_sum, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,9 +75,7 @@ class BudgetCounts(SampleCounts):
     @property
     def fill(self) -> float | None:
         """The share of the budget that tokens of rows take; None if it is not known, or there is no batch."""
-        if self.tokens is not None and self.batches:
-            return self.tokens / (self.batches * self.budget)
-        return None
+        return share_of(self.tokens, self.batches, self.budget)
 
     def __str__(self) -> str:
         """Format the numbers as one line; unknown ones are left out."""

@@ -29,8 +29,8 @@ from torch_table_loader.cli.arguments import GROUPS, loader_keywords
 from torch_table_loader.cli.named_table import open_table
 from torch_table_loader.cli.terminal import in_shell_words, note, number_of, show, wants_bar
 from torch_table_loader.engine.explanation import SizeCounts
+from torch_table_loader.engine.jobs.modes import stream_job
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
-from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.stream_notes import decoded_bytes, loads_of
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.fact_tables import Table as Printed
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.decoders import Shape
     from torch_table_loader.engine.explanation import Explanation
+    from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.table import Table
 
 FORM = tuple(GROUPS["form of columns"])
@@ -76,8 +77,8 @@ def run(typed: argparse.Namespace) -> None:
         plain = {name: defaults()[name] for name in FORM} | {"output_format": "arrow"}
         dataset = open_table(typed, show_progress=wants_bar(typed), **plain, **own)
     dataset.set_epoch(typed.epoch)
-    job = dataset.job
-    if not isinstance(job, StreamJob):
+    job = stream_job(dataset.job)
+    if job is None:
         raise ConfigError("inspect shows splits, which are not read with --shuffle rows; run plan instead")
     keywords = loader_keywords(typed)
     asked = replace(job.options, **{name: keywords.get(name, defaults()[name]) for name in FORM})

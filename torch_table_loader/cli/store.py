@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.cli.named_table import asked_for, cluster_of
 from torch_table_loader.cli.terminal import number_of, show, width_of_output
-from torch_table_loader.dataset import StructuredDataset, table_rows
+from torch_table_loader.dataset import StructuredDataset, live_rows
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray
@@ -151,7 +151,7 @@ def build(typed: argparse.Namespace) -> None:
             _plan_share(keywords, _of_this_rank(names))
         else:
             builders = _plan_over(cluster, keywords, names)
-        store = table_rows(kind(**keywords), "store build").store
+        store = live_rows(kind(**keywords), "store build").store
         if cluster is not None:
             builders += _build_over(cluster, store)
     store.rows()

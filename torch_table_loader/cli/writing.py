@@ -109,9 +109,9 @@ def _writer(name: str) -> FormatWriter:
 
 def _files(dataset: TableDataset, suffix: str) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
     """Yield the name of the copy and the rows of each file of a table."""
-    table, filters = dataset.table, dataset.options.filters
-    reader = table.reader(dataset.schema.names, filters, max_rows=_ROWS_OF_A_BATCH)
-    segments = whole_files(table.layout, filtered=filters is not None)
+    table = dataset.table
+    reader = table.reader(dataset.schema.names, max_rows=_ROWS_OF_A_BATCH)
+    segments = whole_files(table.layout, filtered=table.filtered)
     for number, name in enumerate(_names(table, suffix)):
         yield name, reader.read(segments.task(number, 0, -1))
 

@@ -130,7 +130,7 @@ class _Odd:
     tensor: torch.Tensor
 
 
-class _Packing:
+class _Joined:
     """Finds a place for each tensor of a batch."""
 
     def __init__(self) -> None:
@@ -180,13 +180,13 @@ class _Slot:
         self._memory: torch.Tensor | None = None
         self._crossed: Mark | None = None
 
-    def send(self, packing: _Packing, copier: Copier) -> tuple[torch.Tensor, Mark]:
+    def send(self, joined: _Joined, copier: Copier) -> tuple[torch.Tensor, Mark]:
         if self._crossed is not None:
             self._crossed.synchronize()
-        if self._memory is None or self._memory.numel() < packing.num_bytes:
-            self._memory = copier.page_locked(packing.num_bytes + packing.num_bytes // 4)
-        data = self._memory[: packing.num_bytes]
-        packing.write(data)
+        if self._memory is None or self._memory.numel() < joined.num_bytes:
+            self._memory = copier.page_locked(joined.num_bytes + joined.num_bytes // 4)
+        data = self._memory[: joined.num_bytes]
+        joined.write(data)
         sent, self._crossed = copier.send(data)
         return sent, self._crossed
 
@@ -237,10 +237,10 @@ class BatchMover(Iterator[Any]):
         except Exception as error:  # noqa: BLE001 it is raised when the batches before it are taken
             self._end = error
             return
-        packing = _Packing()
-        batch = mapped(batch, torch.Tensor, packing.place)
+        joined = _Joined()
+        batch = mapped(batch, torch.Tensor, joined.place)
         self._slots.rotate(-1)
-        self._sent.append(_Sent(batch, *self._slots[0].send(packing, self._copier)))
+        self._sent.append(_Sent(batch, *self._slots[0].send(joined, self._copier)))
 
 
 def check_device(device: Any) -> None:

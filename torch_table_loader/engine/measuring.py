@@ -25,7 +25,6 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.option_values import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
-from torch_table_loader.predicates.filter_form import key_if_filtered
 from torch_table_loader.ranges import FetchSettings, TasksAhead
 from torch_table_loader.records import ReadTask
 from torch_table_loader.sizes import sizes
@@ -151,7 +150,7 @@ class _Measuring:
         """Return what footers prove of columns, by file; a file of which one is unknown is left out."""
         table = self.table
         integers = all(kinds.is_integer(plain_type(table.schema.field(name).type)) for name in columns)
-        if self.options.filters is not None or not integers:
+        if table.filtered or not integers:
             return {}
         found = {}
         for file, rows in enumerate(table.layout.file_rows.tolist()):
@@ -176,7 +175,7 @@ class _Measuring:
         The files numbered in `but` are left out.
         """
         table = self.table
-        reader = table.reader(columns, self.options.filters)
+        reader = table.reader(columns)
         parts = [(file, table.layout.kept_segments(file)) for file in range(len(table.layout))]
         tasks = [ReadTask(file, segments) for file, segments in parts if segments and file not in but]
 
@@ -207,9 +206,8 @@ class _Measuring:
         table = self.table
         if self.cache is None or table.left_out or (versions := self.cache.versions(table.files)) is None:
             return None
-        filters = key_if_filtered(self.options.filters, table.schema)
         schema = hashlib.sha256(table.schema.serialize().to_pybytes()).hexdigest()
-        return json.dumps([*asked, filters, table.fingerprint, versions, schema])
+        return json.dumps([*asked, table.filter_key, table.fingerprint, versions, schema])
 
 
 def _inner(kind: pa.DataType) -> pa.DataType:

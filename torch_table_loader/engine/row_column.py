@@ -20,7 +20,6 @@ from torch_table_loader.engine.row_store import check_owner, read_tasks
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.splits import Chunks
-from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.records import content_key
 from torch_table_loader.store.builder import build_sums, digest_of, open_sums
 
@@ -61,7 +60,7 @@ class RowColumn(ABC):
         self._title = title
         self._chunks = Chunks.of(segments, _CHUNK_ROWS)
         self._fetching = fetching
-        self._reader = table.reader([name], options.filters, row_ids=True)
+        self._reader = table.reader([name], row_ids=True)
         self._progress = progress_bar(title, show=options.show_progress, interval=options.progress_interval)
 
     def parts(self, cells: Ints) -> Iterator[Ints]:
@@ -188,7 +187,7 @@ class RowSums(ABC):
         vars(self).update({"_made": None} | state, _lock=threading.Lock())
 
 
-def name_of_sums(table: Table, options: LoaderOptions, form: int, argument: str, column: str) -> str:
+def name_of_sums(table: Table, form: int, argument: str, column: str) -> str:
     """Return the name of what has the sums: the same for every run of the same table, filter and argument.
 
     Args:
@@ -197,7 +196,7 @@ def name_of_sums(table: Table, options: LoaderOptions, form: int, argument: str,
     key = (
         form,
         content_key(table.fingerprint, table.files),
-        None if options.filters is None else filter_key(options.filters, table.schema),
+        table.filter_key,
         argument,
         str(table.schema.field(column).type),
     )

@@ -63,7 +63,7 @@ class RowLengths(RowSums):
         """
         check_lengths(table.schema, column)
         read = _Column(table, options, segments, column, fetching, cls.word)
-        name = name_of_sums(table, options, _FORMAT, column, column)
+        name = name_of_sums(table, _FORMAT, column, column)
         return cls(KeptSums.of(cls.word, stores, name, int(segments.live.sum()), read.fill))
 
     def take(self, rows: Ints) -> Ints:

@@ -24,7 +24,6 @@ from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import titled, warn_caller
 from torch_table_loader.option_values import anywhere
 from torch_table_loader.planning.splits import Chunks
-from torch_table_loader.predicates.filter_form import key_if_filtered
 from torch_table_loader.ranges import TasksAhead, far
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
@@ -130,7 +129,7 @@ class RowStoreHandle:
         check_storable(schema)
         row_bytes = sum(map(width_of, schema.types)) or 1
         chunks = Chunks.of(segments, max(1, sizes().store_chunk_bytes // row_bytes))
-        self.spec = _spec_of(table, options.filters, schema, chunks, made, flat)
+        self.spec = _spec_of(table, schema, chunks, made, flat)
         self.in_place = in_place
         self.built: list[int] = []
         """The chunks that this process built, or began to."""
@@ -491,11 +490,11 @@ def check_owner(place: Path) -> None:
         check_owned(folder)
 
 
-def _spec_of(table: Table, filters: Any, schema: pa.Schema, chunks: Chunks, made: str | None, flat: int) -> StoreSpec:
+def _spec_of(table: Table, schema: pa.Schema, chunks: Chunks, made: str | None, flat: int) -> StoreSpec:
     rows = int(chunks.segments.live.sum())
     return StoreSpec(
         content_key(table.fingerprint, table.files),
-        key_if_filtered(filters, table.schema),
+        table.filter_key,
         schema,
         chunks.rows,
         keeps_ids=rows != table.layout.num_rows,

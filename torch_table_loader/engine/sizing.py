@@ -8,7 +8,7 @@ from torch_table_loader.arrow.buffers import ROUNDED_PARTS
 from torch_table_loader.option_values import DEFAULT_MEMORY
 from torch_table_loader.planning.interleaving import ROWS_OF_A_PIECE
 from torch_table_loader.planning.ranks import Mixing
-from torch_table_loader.planning.window_sizes import GROWTH
+from torch_table_loader.planning.window_sizes import GROWTH, WindowSizes
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _mixed_window(row_bytes: int, rows: int, batch_size: int, memory: int) -> in
     part = max(rows // MIXED_WINDOWS, LEAST_MIXED_BATCHES * batch_size)
     most = memory * ROUNDED_PARTS // ((ROUNDED_PARTS + 1) * 2 * _MIXING_SHARE * row_bytes)
     most = max(1, most // batch_size) * batch_size
-    if part <= most:
+    if WindowSizes.growing(rows, part, part, batch_size).rows <= most:
         return part
     return max(1, rows // -(-rows // most))
 

@@ -112,20 +112,18 @@ def survey(
         )
     schema = _schema(source, files, metas, given) if snapshot is None else snapshot.schema
     unread_keys = tuple(key for key in getattr(source, "unread_keys", ()) if key not in schema.names)
-    kept: list[Sequence[bool]] | None = None
     if filters is not None:
         check_filter(filters, schema, unread_keys)
-        kept = in_parallel(
-            lambda pair: _prune(source.storage, *pair, filters, schema), list(zip(files, metas, strict=True))
-        )
+    kept = _kept(source.storage, files, metas, filters, schema)
     layout = TableLayout.of(files, [meta.group_rows for meta in metas], [meta.group_bytes for meta in metas], kept)
     layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
     layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
     if snapshot is None:
         identity = fingerprint(files, layout.file_rows.tolist(), settings_of(files))
-        table = Table(source.storage, layout, metas, schema, identity, deletes, unread_keys=unread_keys)
+        own = {"unread_keys": unread_keys, "filters": filters}
+        table = Table(source.storage, layout, metas, schema, identity, deletes, **own)
     else:
-        table = _snapshot_table(snapshot, layout, metas, deletes)
+        table = _snapshot_table(snapshot, layout, metas, deletes, filters)
     _log.info(
         "read the footers of %d files in %.2f s: %d row groups, %d rows; %d files and %d row groups are pruned",
         *(len(layout), time.perf_counter() - began, len(layout.group_rows), layout.num_rows),
@@ -142,9 +140,18 @@ def _deletes_of(source: Source, *, verify_checksums: bool) -> Deletes:
     return own
 
 
-def _prune(storage: Storage, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-    with reading(storage, file):
-        return reader_of(file).prune(file, meta, filters, schema)
+def _kept(
+    storage: Storage, files: Sequence[DataFile], metas: Sequence[FileMeta], filters: Any, schema: pa.Schema
+) -> list[Sequence[bool]] | None:
+    """Return of each row group of each file whether a filter may keep some of it; None without one."""
+
+    def of_file(index: int) -> Sequence[bool]:
+        with reading(storage, files[index]):
+            return reader_of(files[index]).prune(files[index], metas[index], filters, schema)
+
+    if filters is None:
+        return None
+    return in_parallel(of_file, range(len(files)))
 
 
 def _estimate(
@@ -163,11 +170,15 @@ def _estimate(
     # A file without rows is never opened later: only here it is noticed if it has some.
     in_parallel(metas.__getitem__, np.flatnonzero(layout.file_rows == 0).tolist(), asks=snapshot.storage)
     layout = _without_deleted(layout, deletes, snapshot.storage, split_deletes=split_deletes)
-    return _snapshot_table(snapshot, layout, metas, deletes)
+    return _snapshot_table(snapshot, layout, metas, deletes, filters)
 
 
 def _snapshot_table(
-    snapshot: SnapshotSource, layout: TableLayout, metas: tuple[FileMeta, ...] | LazyFooters, deletes: Deletes
+    snapshot: SnapshotSource,
+    layout: TableLayout,
+    metas: tuple[FileMeta, ...] | LazyFooters,
+    deletes: Deletes,
+    filters: Any,
 ) -> Table:
     return Table(
         snapshot.storage,
@@ -181,6 +192,7 @@ def _snapshot_table(
         tuple(snapshot.notes),
         getattr(snapshot, "start_snapshot_id", None),
         getattr(snapshot, "changelog", False),
+        filters=filters,
     )
 
 

@@ -48,6 +48,7 @@ class Table:
         snapshot_id: of a table that has snapshots, the one that is read.
         start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
         changelog: whether the rows are those that came or went after that snapshot.
+        filters: what rows must pass to be read; None for all.
         left_out: damaged parts that ``on_error="skip"`` leaves out.
         unread_keys: keys of ``key=value`` folders of which no columns are made, since not all files have them.
     """
@@ -65,6 +66,21 @@ class Table:
     changelog: bool = False
     left_out: tuple[LeftOut, ...] = ()
     unread_keys: tuple[str, ...] = ()
+    filters: Any = None
+
+    @property
+    def filtered(self) -> bool:
+        """Whether rows must pass a filter."""
+        return self.filters is not None
+
+    @property
+    def filter_key(self) -> str | None:
+        """What tells the filter from others; None without one."""
+        if self.filters is None:
+            return None
+        from torch_table_loader.predicates.filter_form import filter_key
+
+        return filter_key(self.filters, self.schema)
 
     def hints(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         """Return hints for a caller who asked for some columns, or for all (None)."""
@@ -98,7 +114,6 @@ class Table:
     def reader(
         self,
         columns: Sequence[str],
-        filters: Any,
         *,
         row_ids: bool = False,
         max_rows: int = DEFAULT_MAX_ROWS,
@@ -106,7 +121,7 @@ class Table:
         encoded: Collection[str] = (),
         max_bytes: int = 0,
     ) -> TaskReader:
-        """Make what reads the table's rows, deletes left out.
+        """Make what reads the table's live rows.
 
         Args:
             row_ids: whether the last column is each row's ordinal among all physical rows.
@@ -120,7 +135,7 @@ class Table:
             self.metas,
             self.schema,
             columns,
-            filters=filters,
+            filters=self.filters,
             row_id_bases=self.layout.file_starts[:-1] if row_ids else None,
             max_rows=max_rows,
             deletes=self.deletes,
@@ -129,9 +144,9 @@ class Table:
             max_bytes=max_bytes,
         )
 
-    def first_rows(self, columns: Sequence[str], filters: Any, count: int) -> pa.Table:
+    def first_rows(self, columns: Sequence[str], count: int) -> pa.Table:
         """Read the first live rows, at most `count`, in the order of the files; see `reader`."""
-        reader, left = self.reader(columns, filters, max_rows=max(count, 1)), count
+        reader, left = self.reader(columns, max_rows=max(count, 1)), count
         found: list[pa.RecordBatch] = []
         for file in range(len(self.layout)):
             if left > 0 and (parts := self.layout.kept_segments(file)):
@@ -140,13 +155,13 @@ class Table:
         return pa.Table.from_batches(found, reader.schema)
 
     def refuse_nulls(self, columns: frozenset[str]) -> None:
-        """Refuse columns in which statistics prove a null, which would be an error on arrival.
+        """Refuse columns in which statistics prove a null, which would be an error on arrival; a filter may drop it.
 
         Raises:
             TableError: names the column, a file, and the remedies.
         """
         wanted = sorted(columns)
-        if not wanted or self.estimated:
+        if not wanted or self.estimated or self.filtered:
             return
 
         def check(index: int) -> None:

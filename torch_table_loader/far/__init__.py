@@ -67,9 +67,9 @@ def proxy_options(protocol: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 def s3_login(options: Mapping[str, Any], shown: str) -> dict[str, str] | None:
     """Return the credentials that S3 takes now; None for anonymous access."""
-    from torch_table_loader.far import s3_client
+    from torch_table_loader.far.aws_login import login_now
 
-    return s3_client.login_now(options, shown)
+    return login_now(options, shown)
 
 
 def connect(protocol: str, options: Mapping[str, Any]) -> Client:

@@ -7,29 +7,21 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
 
 from __future__ import annotations
 
-import functools
-import os
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
 from xml.etree import ElementTree as ET
 
 import urllib3
-from botocore import exceptions
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.exceptions import ClientError
-from botocore.parsers import ResponseParserError
-from botocore.utils import percent_encode_sequence
 from obstore.store import S3Store
 from typing_extensions import override
 
 from torch_table_loader.cancellation import interruptibly
-from torch_table_loader.errors import AccessRefusedError, ConfigError, StorageError
+from torch_table_loader.errors import ConfigError, StorageError
+from torch_table_loader.far.aws_login import aws_login, configured_region
 from torch_table_loader.far.object_store import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
@@ -42,170 +34,18 @@ from torch_table_loader.far.object_store import (
     staying_at,
     tls_context,
 )
-from torch_table_loader.scrubbing import scrub, secrets_of
+from torch_table_loader.far.signing import query_of, signed_headers
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.listing_bounds import ListingBounds
 from torch_table_loader.source.retrying import patience
 
 if TYPE_CHECKING:
-    from botocore.credentials import Credentials
-    from obstore.store import S3Config, S3Credential, S3CredentialProvider
+    from obstore.store import S3Config
 
     from torch_table_loader.far.object_store import Bucket
 
 _PIECE_BYTES = 1 << 16
 _DOTS = frozenset({".", ".."})
-
-_ASKED_AGAIN = timedelta(minutes=10)
-"""botocore renews credentials at least this long before they expire; obstore asks for them after half of it."""
-
-
-def configured_endpoint(profile: str | None = None) -> str | None:
-    """Return the S3 endpoint that is configured outside the program, for a profile (None: the environment's).
-
-    The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
-    ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the ``s3`` part of the profile's ``services`` section, and the
-    profile's ``endpoint_url``. ``AWS_IGNORE_CONFIGURED_ENDPOINT_URLS`` switches all of them off.
-    """
-    settings = _settings(profile)
-    environ = os.environ
-    ignored = environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or settings.get("ignore_configured_endpoint_urls", "")
-    if ignored.lower() == "true":
-        return None
-    given = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-    if given or "services" not in settings:
-        return given or settings.get("endpoint_url")
-    section = settings["services"]
-    if section not in settings["all services"]:
-        raise ConfigError(
-            f"a profile in {_files()[0]} names services {section!r}, and there is no section [services {section}]; "
-            "add it, or take the line out"
-        )
-    of_s3 = settings["all services"][section].get("s3", {})
-    return of_s3.get("endpoint_url") or settings.get("endpoint_url")
-
-
-def configured_region(profile: str | None = None) -> str | None:
-    """Return the region from the environment or a profile, as AWS's SDKs read them."""
-    given = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return given or _settings(profile).get("region")
-
-
-def login_now(options: Mapping[str, Any], shown: str) -> dict[str, str] | None:
-    """Return the credentials of now, by our names of them; None for anonymous access.
-
-    Raises:
-        AccessRefusedError: there are none; `shown` says what for.
-    """
-    try:
-        provider = aws_login(options)
-    except exceptions.BotoCoreError as error:
-        said = scrub(str(error).strip().split("\n", 1)[0], secrets_of(options))
-        raise AccessRefusedError(
-            f"{shown}: there is no login ({said}); pass credentials in storage_options, or anon=True for a public "
-            "bucket",
-            shown,
-        ) from None
-    if provider is None:
-        return None
-    login = cast("Mapping[str, Any]", provider())
-    names = {"access_key_id": "access_key_id", "secret_access_key": "secret_access_key", "token": "session_token"}
-    return {ours: login[theirs] for theirs, ours in names.items() if login[theirs]}
-
-
-def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
-    """Return a provider of credentials for obstore; None for anonymous access.
-
-    It gives the keys among the options (see `store_options`) or, without keys or for a role, what botocore finds.
-
-    Raises:
-        ConfigError: the login is incomplete, or the profile does not exist.
-        botocore.exceptions.BotoCoreError: there is no login, or it cannot be obtained.
-    """
-    if options.get("skip_signature"):
-        return None
-    keys = [options.get(name) for name in ("access_key_id", "secret_access_key", "session_token")]
-    if bool(keys[0]) != bool(keys[1]):
-        raise ConfigError("storage_options must give access key and secret key together, or neither")
-    if keys[0] and "role_arn" not in options:
-        names = ("access_key_id", "secret_access_key", "token", "expires_at")
-        given: Any = dict(zip(names, (*keys, None), strict=True))
-        return lambda: given
-    from botocore.credentials import Credentials, RefreshableCredentials
-
-    found = _of_botocore(options, Credentials(*keys) if keys[0] else None)
-    renewed = isinstance(found, RefreshableCredentials)
-
-    def provide() -> S3Credential:
-        now = found.get_frozen_credentials()
-        return {
-            "access_key_id": now.access_key,
-            "secret_access_key": now.secret_key,
-            "token": now.token,
-            "expires_at": datetime.now(UTC) + _ASKED_AGAIN if renewed else None,
-        }
-
-    provide()  # a failure is raised here, with botocore's own error
-    return provide
-
-
-def _of_botocore(options: Mapping[str, Any], keys: Credentials | None) -> Any:
-    """Return what botocore finds, or gets for a role."""
-    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
-    from botocore.session import Session
-
-    session = Session(profile=options.get("profile"))
-    try:
-        if region := options.get("region") or configured_region(options.get("profile")):
-            session.set_config_variable("region", region)
-        found = keys or session.get_credentials()
-    except exceptions.ProfileNotFound as error:
-        raise ConfigError(f"{error}; name one of ~/.aws/config as profile, or leave it out") from None
-    if found is None:
-        raise exceptions.NoCredentialsError
-    if "role_arn" not in options:
-        return found
-    named = {"RoleSessionName": options.get("role_session_name"), "ExternalId": options.get("external_id")}
-    fetcher = AssumeRoleCredentialFetcher(
-        session.create_client, found, options["role_arn"], {name: value for name, value in named.items() if value}
-    )
-    return DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
-
-
-def _settings(profile: str | None) -> Mapping[str, Any]:
-    """Return the settings of a profile in both of AWS's files, and all sections of services."""
-    name = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
-    return _parsed(name or "default", tuple((path, _stamp(path)) for path in _files()))
-
-
-def _files() -> tuple[Path, Path]:
-    """Return the paths of the configuration and credentials files."""
-    config = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
-    login = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
-    return Path(config).expanduser(), Path(login).expanduser()
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - asked for each path of a list
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
-
-
-@functools.lru_cache(maxsize=8)
-def _parsed(name: str, _files: object) -> Mapping[str, Any]:
-    from botocore.session import Session
-
-    try:
-        known = Session().full_config
-    except exceptions.ConfigParseError as error:
-        # Its text quotes the line, which may contain a secret.
-        raise ConfigError(
-            f"{error.kwargs['path']} does not parse as a configuration file of AWS "
-            f"({type(error.kwargs['error']).__name__}); correct it"
-        ) from None
-    return {**known["profiles"].get(name, {}), "all services": known.get("services", {})}
 
 
 _REGION = "us-east-1"
@@ -245,7 +85,7 @@ class S3Client(ObjectStoreClient):
         query = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
         if not recursive:
             query["delimiter"] = "/"
-        tokens: set[str] = set()
+        seen: set[str] = set()
         keys: set[str] = set()
         bounds = ListingBounds(shown)
         while True:
@@ -257,25 +97,23 @@ class S3Client(ObjectStoreClient):
             yield Listed(objects, [folder.removesuffix("/") for folder in page.folders])
             if token is None:
                 return
-            if token in tokens:
+            if token in seen:
                 raise _broken(shown, f"it gives the token {token[:40]!r} for a second time")
-            tokens.add(token)
+            seen.add(token)
             query["continuation-token"] = token
 
     def _get(self, bucket: str, query: Mapping[str, str], bounds: ListingBounds) -> bytes:
         """Return a page of a listing; it comes at the least rate, and is not too large."""
         address = self._address(bucket)
-        url = address.url(bucket)
+        url = f"{address.url(bucket)}?{query_of(query)}"
         headers = {}
         if self._options.get("request_payer"):
             headers["x-amz-request-payer"] = "requester"
-        request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(query.items()))}", headers)
         if self._login is not None:
             login: Any = self._login()
-            keys: Any = _Keys(login["access_key_id"], login["secret_access_key"], login["token"])
-            S3SigV4Auth(keys, "s3", address.region).add_auth(request)
+            headers = signed_headers("GET", url, headers, login, address.region, datetime.now(UTC))
         began = time.monotonic()
-        answer = self._send("GET", request.url, dict(request.headers.items()), whole=False)
+        answer = self._send("GET", url, headers, whole=False)
         body = bytearray()
         try:
             for piece in answer.stream(_PIECE_BYTES):
@@ -370,14 +208,6 @@ class S3Client(ObjectStoreClient):
         return answer.headers.get("x-amz-bucket-region")
 
 
-class _Keys(NamedTuple):
-    """What botocore signs with, by its names; its own class takes long to import."""
-
-    access_key: str
-    secret_key: str
-    token: str | None
-
-
 class _Address(NamedTuple):
     """Where requests about a bucket go: with its name in the host if `virtual`, else in the path."""
 
@@ -404,8 +234,8 @@ def read_page(body: bytes, shown: str) -> tuple[Listed, str | None]:
     """Read a page of ListObjectsV2; return it with the token that asks for the next, None for the last.
 
     Raises:
-        ClientError: it is an error, which some stores send with status 200.
-        ResponseParserError: it is no listing.
+        RefusedListing: it is an error, which some stores send with status 200.
+        NoListing: it is no listing.
         StorageError: it says that more follows, and not where.
 
     >>> read_page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", "s3://bucket/t/")
@@ -414,12 +244,12 @@ def read_page(body: bytes, shown: str) -> tuple[Listed, str | None]:
     try:
         root = ET.fromstring(body)  # noqa: S314 expat bounds what entities grow to
     except ET.ParseError as error:
-        raise ResponseParserError(f"expected a listing in XML, got {body[:60]!r} ({error})") from None
+        raise NoListing(f"expected a listing in XML, got {body[:60]!r} ({error})") from None
     name = _name(root)
     if name == "Error":
         raise _error(body, 500)
     if name != "ListBucketResult":
-        raise ResponseParserError(f"expected a ListBucketResult, got {name[:40]!r}")
+        raise NoListing(f"expected a ListBucketResult, got {name[:40]!r}")
     texts = _texts(root)
     decoded = unquote_plus if texts.get("EncodingType") == "url" else str
     token = texts.get("NextContinuationToken") or None
@@ -436,7 +266,7 @@ def read_page(body: bytes, shown: str) -> tuple[Listed, str | None]:
             elif _name(child) == "CommonPrefixes":
                 folders.append(decoded(inner["Prefix"]))
         except (KeyError, ValueError, TypeError) as error:
-            raise ResponseParserError(f"expected keys with size and time, got {inner!r} ({error})") from None
+            raise NoListing(f"expected keys with size and time, got {inner!r} ({error})") from None
     return Listed(objects, folders), token
 
 
@@ -457,17 +287,25 @@ def _broken(shown: str, why: str) -> StorageError:
     )
 
 
-def _error(body: bytes, status: int) -> ClientError:
-    """Return an answer that is an error; with botocore's class, whose code and status are known elsewhere."""
+class NoListing(Exception):  # noqa: N818 - storage turns it into an error
+    """What came is not the listing that was asked for; it may come when it is asked for again."""
+
+
+class RefusedListing(Exception):  # noqa: N818 - storage turns it into an error
+    """A store answered with an error. `response` has its code and status as errors of botocore have them."""
+
+    def __init__(self, code: str, status: int, message: str) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+def _error(body: bytes, status: int) -> RefusedListing:
+    """Return an answer that is an error."""
     try:
         texts = _texts(ET.fromstring(body))  # noqa: S314 expat bounds what entities grow to
     except ET.ParseError:
         texts = {}
-    response: Any = {
-        "Error": {"Code": texts.get("Code", str(status)), "Message": texts.get("Message", "no message")},
-        "ResponseMetadata": {"HTTPStatusCode": status},
-    }
-    return ClientError(response, "ListObjectsV2")
+    return RefusedListing(texts.get("Code", str(status)), status, texts.get("Message", "no message"))
 
 
 def _texts(element: ET.Element) -> dict[str, str]:

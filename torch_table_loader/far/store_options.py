@@ -314,8 +314,7 @@ def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
     endpoint = options.get("endpoint")
     options = _without(options, ["scheme", "use_ssl", "endpoint"])
     if endpoint is None and not options.get("ignore_configured_endpoint_urls"):
-        # Imported here, since botocore takes 0.15 s, which only users of S3 should pay.
-        from torch_table_loader.far.s3_client import configured_endpoint
+        from torch_table_loader.far.aws_login import configured_endpoint
 
         endpoint = configured_endpoint(options.get("profile"))
     if endpoint is not None:

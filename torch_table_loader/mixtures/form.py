@@ -21,6 +21,7 @@ from torch_table_loader.samples import Samples, SamplesOption
 from torch_table_loader.schedules import Schedule, as_schedule
 
 if TYPE_CHECKING:
+    from torch_table_loader.engine.items import TableItems
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.options import LoaderOptions
 
@@ -28,7 +29,7 @@ FORM_OPTIONS = tuple(name for name, about in ABOUT.items() if about.form)
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
 
 
-def common_columns(sources: Mapping[str, Job], options: LoaderOptions) -> pa.Schema:
+def common_columns(sources: Mapping[str, Job | TableItems], options: LoaderOptions) -> pa.Schema:
     """Return the columns that come out of a mixture: those of its sources, in the first one's order, and `source`.
 
     Where samples are made of rows, `source` is a column of these.

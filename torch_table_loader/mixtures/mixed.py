@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.bound import of_source
+from torch_table_loader.engine.jobs.modes import stream_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.jobs.stream_job import StreamJob
-from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.mixtures.asking import (
-    MixedJob,
+    Mixture,
     ask_for_weights,
     change_exclusions,
     ids_of_sources,
+    mixture_of,
     newest_shares,
     taken_of_sources,
     with_schedule,
 )
 from torch_table_loader.mixtures.form import checked_stop, common_form, same, scheduled_weights
-from torch_table_loader.mixtures.mixed_rows import MixedRows
+from torch_table_loader.mixtures.mixed_rows import open_mixed_rows
 from torch_table_loader.mixtures.mixed_streams import MixedStreams
 from torch_table_loader.mixtures.mixture import NaturalShares, ShareUnit
 from torch_table_loader.mixtures.stop import StopRule
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.jobs.live_rows import LiveRows
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
     from torch_table_loader.options import LoaderOptions
@@ -108,9 +108,24 @@ class MixedDataset(RankDataset):
             raise ConfigError(f"{wrong[0]}= belongs to the sources of a mixture; pass it to each of them")
         opened = _opened(sources, options)
         jobs = _jobs_of(opened)
+        asked, ranks = self._asked_of(options, jobs)
+        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
+        with plan_check:
+            asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
+            by_step = scheduled_weights(weights, jobs)
+            first, rule = by_step.at(0, Done()), checked_stop(stop, jobs)
+            job = with_schedule(_mixed_job(jobs)(asked, ranks, first, rule, block, unit), by_step)
+            if plan_check.compares:
+                plan_check.check({**job.compared, **asdict(job.topology)})
+        super().__init__(job, plan_check, self._with_snapshots_of)
+        self._sources = opened
+
+    @classmethod
+    def _asked_of(cls, options: Mapping[str, Any], jobs: Mapping[str, Job]) -> tuple[LoaderOptions, RankInfo]:
+        """Return what the caller asks of the mixture, without what sources take, and its ranks."""
         own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
         keywords: LoaderKeywords = {**own, "shuffle": "rows"}  # type: ignore[typeddict-item]
-        asked = make_options(keywords, type(self))
+        asked = make_options(keywords, cls)
         if asked.budget is not None:
             raise ConfigError(
                 "the batches of a mixture have as many rows each, of which each source has its share, got "
@@ -122,20 +137,9 @@ class MixedDataset(RankDataset):
         ranks = resolve_ranks(asked) if named or not of_sources else _common_ranks(jobs)
         samples = next(iter(jobs.values())).samples
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options, samples=samples)
-        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         if of_sources:
             asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
-        with plan_check:
-            asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
-            by_step = scheduled_weights(weights, jobs)
-            first, rule = by_step.at(0, Done()), checked_stop(stop, jobs)
-            kind: Any = MixedStreams if any(isinstance(job, StreamJob) for job in jobs.values()) else MixedRows
-            mixture: MixedJob = kind.of(jobs, asked, ranks, first, rule, block, unit)
-            job = with_schedule(mixture, by_step)
-            if plan_check.compares:
-                plan_check.check({**job.compared, **asdict(job.topology)})
-        super().__init__(job, plan_check, self._with_snapshots_of)
-        self._sources = opened
+        return asked, ranks
 
     @classmethod
     def _is_compared(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
@@ -147,20 +151,19 @@ class MixedDataset(RankDataset):
         return super()._is_compared(arguments, keywords)
 
     @property
-    def _mixture(self) -> MixedJob:
-        return cast("MixedJob", self.job)
+    def _mixture(self) -> Mixture:
+        return mixture_of(self.job)
 
     @property
-    def _mixed(self) -> MixedRows:
-        mixed = self.job
-        if not isinstance(mixed, MixedRows):
+    def _live_rows(self) -> Mapping[str, LiveRows]:
+        if not (rows := self.job.live_rows):
             raise ConfigError('exclude and include work on single rows; pass shuffle="rows" to the sources')
-        return mixed
+        return rows
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """The names of the sources, in the order of the column ``source``."""
-        return tuple(self._mixture.sources)
+        return tuple(self.job.tables)
 
     @property
     def weights(self) -> dict[str, int]:
@@ -192,12 +195,12 @@ class MixedDataset(RankDataset):
         Returns:
             Rows, or tokens, and epochs of each source by name.
         """
-        return taken_of_sources(self._mixture, self._position.now, integer("ahead", ahead, 0))
+        return taken_of_sources(self.job, self._position.now, integer("ahead", ahead, 0))
 
     @property
     def excluded(self) -> dict[str, NDArray[np.int64]]:
         """The row ids of each source excluded from the next epoch: int64[n], sorted; copies."""
-        return {name: rows.exclusions.newest.ids.copy() for name, rows in self._mixed.sources.items()}
+        return {name: rows.exclusions.newest.ids.copy() for name, rows in self._live_rows.items()}
 
     def exclude(self, row_ids: Mapping[str, Any], *, gather: bool = False) -> None:
         """Take rows out of all later epochs; the running epoch keeps its order.
@@ -214,29 +217,29 @@ class MixedDataset(RankDataset):
                 changes.
             StorageTimeoutError: with `gather`, a rank did not make the call within the timeout of the process group.
         """
-        change_exclusions(self._mixed, self._asked(row_ids, gather=gather), include=False)
+        change_exclusions(self._live_rows, self._asked(row_ids, gather=gather), include=False)
 
     def include(self, row_ids: Mapping[str, Any], *, gather: bool = False) -> None:
         """Put excluded rows back; see `exclude`."""
-        change_exclusions(self._mixed, self._asked(row_ids, gather=gather), include=True)
+        change_exclusions(self._live_rows, self._asked(row_ids, gather=gather), include=True)
 
     def _asked(self, row_ids: Mapping[str, Any], *, gather: bool) -> dict[str, NDArray[np.int64]]:
-        mixed = self._mixed
+        rows = self._live_rows
         if not gather:
-            return ids_of_sources(mixed, row_ids)
-        return self._position.of_all_ranks(lambda: ids_of_sources(mixed, row_ids))
+            return ids_of_sources(rows, row_ids)
+        return self._position.of_all_ranks(lambda: ids_of_sources(rows, row_ids))
 
     def _with_snapshots_of(self, job: Job, saved: SavedState) -> tuple[Job, SavedState]:
         """Return the job with each source at the snapshot that a state was saved with, and the state."""
-        mixture, reopened = cast("MixedJob", job), cast("dict[str, Any]", {})
+        reopened: dict[str, Any] = {}
         for name, dataset in self._sources.items():
-            table, theirs = mixture.sources[name].table, saved.tables.get(name)
+            table, theirs = job.tables[name], saved.tables.get(name)
             if theirs is not None and theirs.table["fingerprint"] != table.fingerprint:
                 with of_source(name):
                     source, _ = dataset._position.reopen(dataset._position.job, saved, name)
                 if source.tables[""] is not table:
                     reopened[name] = source
-        return mixture.with_sources(reopened) if reopened else job, saved
+        return mixture_of(job).with_sources(reopened) if reopened else job, saved
 
 
 def _opened(
@@ -260,9 +263,7 @@ def _opened(
                     f"{option}= differs between the mixture and its source {name!r}; pass it to only one of them"
                 )
         given = {"shuffle": "rows", **handed}
-        with warnings.catch_warnings():  # of the steps of a stream alone, of which the mixture takes none
-            warnings.filterwarnings("ignore", ".*a job that synchronises each step", UserWarning)
-            opened[name] = source(**{option: value for option, value in given.items() if option not in own})
+        opened[name] = source(**{option: value for option, value in given.items() if option not in own})
     return opened
 
 
@@ -283,8 +284,8 @@ def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> 
 def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, Job]:
     jobs: dict[str, Job] = {}
     for name, source in sources.items():
-        job = getattr(source, "job", None)
-        if not isinstance(job, StreamJob | TableItems):
+        job: Any = getattr(source, "job", None)
+        if "" not in getattr(job, "tables", ()):
             raise ConfigError(f"source {name!r} must be a dataset of one table, got {type(source).__name__}")
         if job.options.collate_fn is not None:
             raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
@@ -293,12 +294,19 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, Job]:
                 f"source {name!r} has on_growth, but a mixture always reads the tables of its state; leave it out"
             )
         jobs[name] = job
-    streams = [name for name, job in jobs.items() if isinstance(job, StreamJob)]
+    streams = [name for name, job in jobs.items() if stream_job(job) is not None]
     if others := [name for name in jobs if name not in streams] if streams else []:
         raise ConfigError(
             f'source {streams[0]!r} is a stream, and {others[0]!r} has shuffle="rows"; pass the same shuffle= to all'
         )
     return jobs
+
+
+def _mixed_job(jobs: Mapping[str, Any]) -> Callable[..., Job]:
+    """Return what makes the job of sources, which are streams, or items that are gathered by index."""
+    if any(stream_job(job) is not None for job in jobs.values()):
+        return partial(MixedStreams.of, jobs)
+    return partial(open_mixed_rows, jobs)
 
 
 def _common_ranks(jobs: Mapping[str, Job]) -> RankInfo:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 from typing_extensions import override
@@ -13,10 +13,11 @@ from typing_extensions import override
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.exclusion_record import written_exclusions
-from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
-from torch_table_loader.engine.jobs.indexed_job import IndexedJob
+from torch_table_loader.engine.items import ItemFacts, Items, TableItems
+from torch_table_loader.engine.jobs.bound import of_source
+from torch_table_loader.engine.jobs.gathering import Gathering
+from torch_table_loader.engine.jobs.items_job import ItemsJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -38,77 +39,36 @@ from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.rows_of import SourceRow
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.engine.jobs.by_step import ByStep
+    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.state_records import Written
     from torch_table_loader.mixtures.stop import Stop
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.schedules import Done
 
     Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MixedRows(IndexedJob):
-    """One rank's share of the items of several row stores, in the order of a mixture.
+class MixedRows(Items):
+    """The items of several row stores, in the order of a mixture.
 
     Args:
+        options: those of the mixture.
         block: rows in which each source has its share; 0: every row.
     """
 
+    options: LoaderOptions
+    columns: pa.Schema
+    row_bytes: int
     mixed: MixedSources[TableItems]
     block: int
-    copies = 2  # rows of several stores are gathered apart and then joined
-    strategy = "a mixture of rows"
-
-    @classmethod
-    def of(
-        cls,
-        sources: Mapping[str, TableItems],
-        options: LoaderOptions,
-        ranks: RankInfo,
-        weights: Mapping[str, float] | NaturalShares,
-        stop: Stop,
-        block: int | None,
-        unit: ShareUnit = "rows",
-    ) -> MixedRows:
-        """Check that the sources fit each other and the options.
-
-        Raises:
-            ConfigError: they do not; names what differs.
-        """
-        given = checked_weights(weights, sources)
-        block = resolve_block(given, unit, block, options.samples)
-        own = {name: rows.apart() for name, rows in sources.items()}
-        fork_safe = all(rows.fork_safe for rows in own.values())
-        columns = common_columns(own, options)
-        topology = topology_of(options, ranks.num_ranks)
-        make_codec(with_padding(columns, topology), TypePolicy.of(options))
-        for name, rows in own.items():
-            if rows.store.in_memory and not crosses_by_fork(options, fork_safe=fork_safe):
-                raise ConfigError(
-                    f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
-                    'share; pass it a directory as row_store=, or pass worker_type="thread" to the mixture'
-                )
-        return cls(
-            options=options,
-            rank=ranks.rank,
-            topology=topology,
-            schedules=options.schedules,
-            row_bytes=max(rows.row_bytes for rows in own.values()),
-            fork_safe=fork_safe,
-            columns=columns,
-            live_rows=sum(rows.live_rows for rows in own.values()),
-            mixed=MixedSources(
-                by_name=own,
-                given=given,
-                stop=stop,
-                asked=AskedWeights(newest=given),
-                unused=("shuffle", "shuffle_seed"),
-            ),
-            block=block,
-        )
 
     @property
     @override
@@ -133,15 +93,13 @@ class MixedRows(IndexedJob):
     @property
     @override
     def compared(self) -> Mapping[str, Any]:
-        exclusions = {name: rows.exclusions.newest.digest for name, rows in self.sources.items()}
-        return {**self.mixed.compared(self.bound), **self.by_step.compared, "exclusions": exclusions}
+        exclusions = {name: own.rows.exclusions.newest.digest for name, own in self.sources.items()}
+        return {**self.mixed.compared(self.bound), "exclusions": exclusions}
 
-    def with_sources(self, sources: Mapping[str, TableItems]) -> MixedRows:
+    def having(self, sources: Mapping[str, TableItems]) -> MixedRows:
         """Return the same mixture over other versions of its sources."""
         mixed = self.mixed.others(sources)
-        own = mixed.by_name
-        live_rows = sum(rows.live_rows for rows in own.values())
-        return replace(self, mixed=mixed, columns=common_columns(own, self.options), live_rows=live_rows)
+        return replace(self, mixed=mixed, columns=common_columns(mixed.by_name, self.options))
 
     @property
     def turns(self) -> MixedTurns:
@@ -149,72 +107,52 @@ class MixedRows(IndexedJob):
         return MixedTurns(self.sources, self.columns, self.options.shuffle_seed)
 
     @override
-    def start(self, epoch: int) -> MixedRowsPosition:
-        return self._started(
-            epoch, self.mixed.weights_at(epoch), self.turns.exclusions_of(epoch), self.mixed.coming(epoch)
+    def start(self, epoch: int, by_step: ByStep) -> MixedRowsPosition:
+        return self.begun(
+            epoch, self.mixed.weights_at(epoch), self.turns.exclusions_of(epoch), self.mixed.coming(epoch), by_step
         )
 
-    def _started(
-        self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions], coming: frozenset[str]
+    def begun(
+        self,
+        epoch: int,
+        weights: Weights,
+        versions: Mapping[str, ExclusionVersions],
+        coming: frozenset[str],
+        by_step: ByStep,
     ) -> MixedRowsPosition:
-        length = self.by_step.length_at(epoch)
+        """Return the start of an epoch that begins with some weights and exclusions.
+
+        Args:
+            coming: sources that may have a weight later.
+        """
+        length = by_step.length_at(epoch)
         rows, natural = self.turns.count(versions, epoch, length), isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         about: dict[str, Any] = {"exclusions": versions, "rows": rows, "width": length}
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
-        begun = MixedRowsPosition(epoch, self._stage(epoch), mixture=mixture, **about)
+        begun = MixedRowsPosition(epoch, by_step.stage_at(epoch), mixture=mixture, **about)
         mixture, total = begun.ending(self.mixed.stop, coming)
         return replace(begun, mixture=mixture, total=total)
 
-    @property
     @override
-    def exclusion_states(self) -> Mapping[str, ExclusionState]:
-        return {name: own.exclusions for name, own in self.sources.items()}
+    def next_stage(self, position: MixedRowsPosition, by_step: ByStep) -> MixedRowsPosition:
+        return self.reweighted(position, self.mixed.weights_at(position.epoch, _done(position)), by_step)
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Items of each source in an epoch that begins later."""
-        return self.turns.count(self.turns.newest_exclusions, 0, self.by_step.length_at(0))
-
-    def check_weights(
-        self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
-    ) -> Weights:
-        """Return weights that an epoch can begin with, as the smallest integers.
-
-        Args:
-            coming: sources that may have a weight later.
-
-        Raises:
-            ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
-        """
-        newest = checked_weights(weights, self.sources)
-        resolve_block(newest, "rows", self.block, self.samples)
-        self._started(epoch, newest, self.turns.newest_exclusions, coming)
-        return newest
-
-    @override
-    def current(self, position: MixedRowsPosition) -> MixedRowsPosition:
-        return self.reweighted(position, self.mixed.weights_at(position.epoch, self.done(position)))
-
-    @override
-    def next_stage(self, position: Any) -> MixedRowsPosition:
-        return self.current(position)
-
-    def reweighted(self, position: MixedRowsPosition, weights: Weights) -> MixedRowsPosition:
+    def reweighted(self, position: MixedRowsPosition, weights: Weights, by_step: ByStep) -> MixedRowsPosition:
         """Return a position with other weights for the steps that come; the position itself if it has them.
 
         Raises:
             ConfigError: a source with a weight has no row.
         """
-        coming = self.mixed.coming(position.epoch, self.done(position))
+        coming = self.mixed.coming(position.epoch, _done(position))
         position = position.reweighted(None if isinstance(weights, str) else weights, self.mixed.stop, coming)
-        if position.width and self.samples.cut_anywhere:
-            position = _cut_anew(self, position)
-        if "global_batch_size" not in self.schedules or position.stage.topology.has_batches_of(
-            self.by_step.topology_of(position.epoch, self.done(position))
+        if position.width and self.options.samples.cut_anywhere:
+            position = _cut_anew(self, position, by_step)
+        if "global_batch_size" not in by_step.schedules or position.stage.topology.has_batches_of(
+            by_step.topology_of(position.epoch, _done(position))
         ):
             return position
-        return cast("MixedRowsPosition", super().next_stage(position))
+        return cast("MixedRowsPosition", super().next_stage(position, by_step))
 
     def had_of(self, position: MixedRowsPosition) -> dict[str, tuple[int, int]]:
         """Return how many items of each source an epoch has had before a position, and how many a round has.
@@ -223,87 +161,65 @@ class MixedRows(IndexedJob):
         """
         mixture = position.mixture
         turns = dict(zip(mixture.names, mixture.rows_before(position.consumed), strict=True))
-        if not self.samples.cut_anywhere:
+        if not self.options.samples.cut_anywhere:
             return {name: (turn, position.rows[name]) for name, turn in turns.items()}
         return self.turns.tokens(position, turns)
 
     @override
     def enter(self, before: MixedRowsPosition, position: MixedRowsPosition) -> None:
-        """Note where the walk of sequences of one length has come, of which those of the next go on."""
         if before.width != position.width:
             self.turns.begin_at(position, self.turns.anchors(before))
-
-    @override
-    def kept_shape(self, position: Any) -> bool:
-        steps = position.steps_before
-        if not self.by_step.changes_length:
-            return self._kept_batches(position)
-        there = self.current(self.walk.at(position.epoch, steps))
-        return not steps or (there.consumed, there.origins) == (position.start, position.origins)
 
     @property
     @override
     def own_records(self) -> tuple[str, ...]:
-        return (RECORD.key, *self.samples.records)
+        return (RECORD.key, *self.options.samples.records)
 
     @override
     def records(self, position: MixedRowsPosition) -> dict[str, Written]:
-        versions = {name: own.versions(position.exclusions[name].running) for name, own in self.sources.items()}
-        weights = self.mixed.weights_at(position.epoch, self.done(position))
+        versions = {name: own.rows.versions(position.exclusions[name].running) for name, own in self.sources.items()}
+        weights = self.mixed.weights_at(position.epoch, _done(position))
         found = {**self.mixed.written(self.bound, weights, [shares_of(position)]), **written_exclusions(versions)}
-        if not self.samples.are_rows:
-            found |= self.samples.parts.record_of(position, self.turns.anchors(position))
+        samples = self.options.samples
+        if not samples.are_rows:
+            found |= samples.parts.record_of(position, self.turns.anchors(position))
         return found
 
     @override
-    def resume(self, saved: SavedState) -> tuple[MixedRows, MixedRowsPosition]:
+    def resume(self, saved: SavedState, by_step: ByStep) -> tuple[Self, MixedRowsPosition]:
         """Return the mixture with the state's exclusions and weights, and where it continues.
 
         Sources may have come and gone since; weights that the loader was made with hold if they are others than then.
         """
-        taken, tables, sources = cast("MixedRowsPosition", saved.taken), saved.tables, dict(self.sources)
-        epoch, versions = taken.epoch, {}
+        taken, samples = cast("MixedRowsPosition", saved.taken), self.options.samples
+        epoch, versions, sources = taken.epoch, {}, dict(self.sources)
         for name, own in self.sources.items():
-            if name not in tables:
-                versions[name] = own.exclusions.of(epoch)
+            if name not in saved.tables:
+                versions[name] = own.rows.exclusions.of(epoch)
                 continue
-            versions[name] = own.exclusions_in(saved, name)
-            sources[name] = replace(own, exclusions=ExclusionState(versions[name], epoch))
+            with of_source(name):
+                versions[name] = own.rows.exclusions_in(saved, name)
+            sources[name] = own.having(own.rows.excluding(versions[name], epoch))
         mixed = replace(self, mixed=self.mixed.others(sources).resumed(saved))
-        if not (taken.width and self.samples.cut_anywhere):  # a state of other sources alone may have another form
-            taken = replace(taken, width=self.by_step.width, origin=self.by_step.width * taken.mixture.shares.start)
+        if not (taken.width and samples.cut_anywhere):  # a state of other sources alone may have another form
+            taken = replace(taken, width=by_step.width, origin=by_step.width * taken.mixture.shares.start)
         rows = mixed.turns.count(versions, epoch, taken.width)
         position = _checked(mixed, replace(taken, exclusions=versions, rows=rows, ended=False))
-        position = replace(position, stage=mixed._stage(epoch, position))
-        position = mixed.reweighted(position, mixed.mixed.weights_at(epoch, mixed.done(position)))
+        position = replace(position, stage=by_step.stage_at(epoch, _done(position)))
+        position = mixed.reweighted(position, mixed.mixed.weights_at(epoch, _done(position)), by_step)
         origins = {name: origin for name, origin in position.origins.items() if name in sources}
         position = replace(position, origins=origins)
-        if not self.samples.are_rows and (anchors := self.samples.parts.anchors_in(saved)):
+        if not samples.are_rows and (anchors := samples.parts.anchors_in(saved)):
             mixed.turns.begin_at(position, anchors)
         return mixed, position
 
     @override
-    def refuse_nulls(self) -> None:
-        self.mixed.refuse_nulls()
-
-    @override
-    def close_clients(self) -> None:
-        self.mixed.close_clients()
-
-    @override
-    def open(self, position: Any) -> None:
-        """Build and open the stores of sources that have a weight."""
-        for name, weight in position.mixture.weights.items():
-            if weight:
-                self.sources[name].store.open()
-
-    @override
-    def stream(self, position: Any) -> MixedStream:
+    def stream(self, position: MixedRowsPosition) -> MixedStream:
         # Where samples are made of rows, these say which source they are of.
-        return MixedStream(position.mixture, self.turns.streams(position), self.samples.are_rows)
+        return MixedStream(position.mixture, self.turns.streams(position), self.options.samples.are_rows)
 
     @override
-    def locate(self, position: Any, places: Ints) -> list[SourceRow]:
+    def locate(self, position: MixedRowsPosition, places: Ints) -> list[SourceRow]:
         """Return the source and the row ids of each place of the mixture's order."""
         source, turn = position.mixture.take(places)
         found: dict[int, list[list[int]]] = {}
@@ -315,58 +231,137 @@ class MixedRows(IndexedJob):
         names = position.mixture.names
         return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
 
-    @property
     @override
-    def held_bytes(self) -> int:
-        return sum(rows.held_bytes for rows in self.sources.values())
-
-    @property
-    @override
-    def built_bytes(self) -> int:
-        return sum(rows.built_bytes for rows in self.sources.values())
+    def gathering(self, topology: Topology) -> Gathering:
+        # Rows of several stores are gathered apart and then joined.
+        return Gathering.of(self.options, topology, self.row_bytes, self.columns, copies=2)
 
     @override
-    def notes(self, position: Any) -> list[str]:
-        mixture = position.mixture
-        shares = sum(mixture.shares.weights)
-        sizes, taken = _told_sizes(self, position)
-        sources = share_notes(
-            tuple(self.sources),
-            sizes,
-            {name: weight / shares for name, weight in mixture.weights.items()},
-            taken,
-            "row" if not self.by_step.changes_length else "token",
-        )
-        held = (
-            f"in every run of {mixture.block_rows:,} rows each source has its share"
-            if self.block
-            else "after every row each source has its share, to within one row"
-        )
-        stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
-        return [
-            *sources,
-            *self.samples.notes,
-            *stores,
+    def facts(self, stages: Sequence[MixedRowsPosition], end: int, by_step: ByStep) -> ItemFacts:
+        mixture, rows = stages[0].mixture, [own.rows for own in self.sources.values()]
+        shares, word = sum(mixture.shares.weights), "row"
+        if by_step.changes_length:
+            word = "token"
+        sizes, taken = _told_sizes(self, stages, end, by_step)
+        weights = {name: weight / shares for name, weight in mixture.weights.items()}
+        held = "after every row each source has its share, to within one row"
+        if self.block:
+            held = f"in every run of {mixture.block_rows:,} rows each source has its share"
+        stores = [(name, own.rows.store.note) for name, own in self.sources.items()]
+        notes = [
+            *share_notes(tuple(self.sources), sizes, weights, taken, word),
+            *self.options.samples.notes,
+            *(f"source {name!r}: {note}" for name, note in stores if note),
             f"{held}; the epoch ends {self.mixed.stop.in_words()}",
         ]
+        return ItemFacts(
+            strategy="a mixture of rows",
+            notes=notes,
+            held_bytes=sum(each.held_bytes for each in rows),
+            built_bytes=sum(each.built_bytes for each in rows),
+        )
 
 
-def _cut_anew(job: MixedRows, position: MixedRowsPosition) -> MixedRowsPosition:
+def open_mixed_rows(
+    jobs: Mapping[str, ItemsJob],
+    options: LoaderOptions,
+    ranks: RankInfo,
+    weights: Mapping[str, float] | NaturalShares,
+    stop: Stop,
+    block: int | None,
+    unit: ShareUnit = "rows",
+) -> ItemsJob:
+    """Check that the sources fit each other and the options, and mix their items.
+
+    Raises:
+        ConfigError: they do not; names what differs.
+    """
+    given = checked_weights(weights, jobs)
+    block = resolve_block(given, unit, block, options.samples)
+    own = {name: job.items.sources[""].apart() for name, job in jobs.items()}
+    fork_safe = all(job.fork_safe for job in jobs.values())
+    columns = common_columns(own, options)
+    topology = topology_of(options, ranks.num_ranks)
+    make_codec(with_padding(columns, topology), TypePolicy.of(options))
+    for name, each in own.items():
+        if each.rows.store.in_memory and not crosses_by_fork(options, fork_safe=fork_safe):
+            raise ConfigError(
+                f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
+                'share; pass it a directory as row_store=, or pass worker_type="thread" to the mixture'
+            )
+    mixed = MixedSources(
+        by_name=own, given=given, stop=stop, asked=AskedWeights(newest=given), unused=("shuffle", "shuffle_seed")
+    )
+    row_bytes = max(each.row_bytes for each in own.values())
+    items = MixedRows(options=options, columns=columns, row_bytes=row_bytes, mixed=mixed, block=block)
+    return ItemsJob.of(items, options, ranks.rank, topology, fork_safe=fork_safe)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfRows:
+    """A job of a mixture of rows, as its callers ask it; see `Mixture` in `asking.py`."""
+
+    job: ItemsJob
+
+    @property
+    def _items(self) -> MixedRows:
+        return cast("MixedRows", self.job.items)
+
+    @property
+    def mixed(self) -> MixedSources[TableItems]:
+        """The sources, and the weights that were asked for."""
+        return self._items.mixed
+
+    def with_sources(self, sources: Mapping[str, Job]) -> ItemsJob:
+        """Return the same mixture over other versions of its sources."""
+        own = {name: cast("ItemsJob", job).items.sources[""] for name, job in sources.items()}
+        return self.job.having(self._items.having(own))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Items of each source in an epoch that begins later."""
+        turns = self._items.turns
+        return turns.count(turns.newest_exclusions, 0, self.job.by_step.length_at(0))
+
+    def check_weights(
+        self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
+    ) -> Weights:
+        """Return weights that an epoch can begin with, as the smallest integers."""
+        items = self._items
+        newest = checked_weights(weights, items.sources)
+        resolve_block(newest, "rows", items.block, items.options.samples)
+        items.begun(epoch, newest, items.turns.newest_exclusions, coming, self.job.by_step)
+        return newest
+
+    def reweighted(self, position: MixedRowsPosition, weights: Weights) -> MixedRowsPosition:
+        """Return a position with other weights for the steps that come; see `MixedRows.reweighted`."""
+        return self._items.reweighted(position, weights, self.job.by_step)
+
+    def had_of(self, position: MixedRowsPosition) -> dict[str, tuple[int, int]]:
+        """Return how many items of each source an epoch has had before a position; see `MixedRows.had_of`."""
+        return self._items.had_of(position)
+
+
+def _done(position: MixedRowsPosition) -> Done:
+    return position.done(position.width)
+
+
+def _cut_anew(items: MixedRows, position: MixedRowsPosition, by_step: ByStep) -> MixedRowsPosition:
     """Return the position with sequences of the next step's length, in a new stage, if they have another.
 
     They begin at origins of their own.
     """
-    length = job.by_step.length_at(position.epoch, position.steps_taken)
+    length = by_step.length_at(position.epoch, position.steps_taken)
     if length == position.width or position.consumed == position.total:
         return position
-    rows = job.turns.count(position.exclusions, position.epoch, length)
-    before, origins = job.turns.recut(position, length, rows)
+    rows = items.turns.count(position.exclusions, position.epoch, length)
+    before, origins = items.turns.recut(position, length, rows)
     recounted = position.mixture.recounted(position.consumed, before, rows, (position.width, length))
-    coming = job.mixed.coming(position.epoch, job.done(position))
-    return position.mixed_anew(recounted, job.mixed.stop, coming, rows=rows, width=length, origins=origins)
+    coming = items.mixed.coming(position.epoch, _done(position))
+    return position.mixed_anew(recounted, items.mixed.stop, coming, rows=rows, width=length, origins=origins)
 
 
-def _checked(job: MixedRows, position: MixedRowsPosition) -> MixedRowsPosition:
+def _checked(items: MixedRows, position: MixedRowsPosition) -> MixedRowsPosition:
     """Return the position of a state, with a mixture of the sources that its rule has not dropped.
 
     Refuse an epoch of another length than its weights give, whatever came later, and natural weights that are not
@@ -377,14 +372,14 @@ def _checked(job: MixedRows, position: MixedRowsPosition) -> MixedRowsPosition:
         ResumeError: no mixture of these sources has such an epoch.
     """
     mixture, start, total, rows = position.mixture, position.mixture.shares, position.total, position.rows
-    stop = job.mixed.stop
+    stop = items.mixed.stop
     if position.origins:
-        if not job.samples.cut_anywhere:
+        if not items.options.samples.cut_anywhere:
             refuse(f"origins {position.origins!r} of sequences, and here documents are not cut anywhere")
-        job.turns.refuse_origins(position)
+        items.turns.refuse_origins(position)
     if start.start == position.start == total or not all(name in rows for name in mixture.names):
         return position
-    mixture, length = position.ending(stop, job.mixed.coming(position.epoch, job.done(position)))
+    mixture, length = position.ending(stop, items.mixed.coming(position.epoch, _done(position)))
     lengths = {length, position.ending(stop, frozenset(rows))[1]}
     if total not in lengths:
         lengths.add(position.ending(stop)[1])
@@ -403,13 +398,15 @@ def _checked(job: MixedRows, position: MixedRowsPosition) -> MixedRowsPosition:
     return replace(position, mixture=mixture, total=max(position.start, length))
 
 
-def _told_sizes(job: MixedRows, position: MixedRowsPosition) -> tuple[dict[str, int], dict[str, int] | None]:
+def _told_sizes(
+    items: MixedRows, stages: Sequence[MixedRowsPosition], end: int, by_step: ByStep
+) -> tuple[dict[str, int], dict[str, int] | None]:
     """Return the rows of each source and those that an epoch delivers; tokens, where sequences change length."""
-    *_, last = job.walk.stages(position)
-    names, end = position.mixture.names, job._batches(last).total
+    position, last = stages[0], stages[-1]
+    names = position.mixture.names
     taken = None if end == ENDLESS else dict(zip(names, last.mixture.rows_before(end), strict=True))
-    if not job.by_step.changes_length:
+    if not by_step.changes_length:
         return dict(position.rows), taken
-    tokens = job.turns.tokens(last, taken or dict.fromkeys(names, 0))
+    tokens = items.turns.tokens(last, taken or dict.fromkeys(names, 0))
     sizes = {name: whole for name, (_, whole) in tokens.items()}
     return sizes, None if taken is None else {name: had for name, (had, _) in tokens.items()}

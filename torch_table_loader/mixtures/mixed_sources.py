@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from torch_table_loader.engine.jobs.job import Asked
+from torch_table_loader.engine.jobs.asked import Asked
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.state_records import Written
 from torch_table_loader.mixtures.record import RECORD, SavedMixture, Weights
@@ -30,10 +30,10 @@ class AskedWeights(Asked):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MixedSources(Generic[S]):
-    """The jobs of several tables, and the shares in which the caller wants their rows.
+    """The jobs of several tables, or their items, and the shares in which the caller wants their rows.
 
     Args:
-        by_name: the jobs, in the caller's order, in which the column `source` numbers them.
+        by_name: the jobs or items, in the caller's order, in which the column `source` numbers them.
         given: the weights that the loader was made with; see `AskedWeights`.
         later: the weights by step, if they follow a schedule.
         unused: options of a source that have no effect in the mixture.
@@ -97,8 +97,3 @@ class MixedSources(Generic[S]):
         """Refuse columns in which statistics prove a null; see `Job.refuse_nulls`."""
         for source in self.by_name.values():
             source.refuse_nulls()
-
-    def close_clients(self) -> None:
-        """Close the stores' clients of this process."""
-        for source in self.by_name.values():
-            source.close_clients()

@@ -13,7 +13,9 @@ from typing_extensions import override
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.contracts import is_far
-from torch_table_loader.engine.jobs.indexed_job import PlacedJob
+from torch_table_loader.engine.jobs.explained import explained_by_places
+from torch_table_loader.engine.jobs.job import Job
+from torch_table_loader.engine.jobs.placed import batches_at
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.saved_state import Kind, SavedState
     from torch_table_loader.engine.state_records import Written
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.mixtures.source_form import SourceForm
     from torch_table_loader.mixtures.stop import Stop
     from torch_table_loader.options import LoaderOptions
@@ -62,7 +65,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MixedStreams(PlacedJob):
+class MixedStreams(Job):
     """One rank's share of several tables that are read split by split.
 
     Args:
@@ -130,9 +133,14 @@ class MixedStreams(PlacedJob):
         return self.mixed.asked
 
     @property
-    @override
     def sources(self) -> Mapping[str, StreamJob]:
+        """The jobs of single tables whose rows come, by name."""
         return self.mixed.by_name
+
+    @property
+    @override
+    def tables(self) -> Mapping[str, Table]:
+        return {name: source.table for name, source in self.sources.items()}
 
     @property
     @override
@@ -175,7 +183,7 @@ class MixedStreams(PlacedJob):
     def check_weights(
         self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
     ) -> Weights:
-        """Return weights that an epoch can begin with, as the smallest integers; see `MixedRows.check_weights`."""
+        """Return weights that an epoch can begin with, as the smallest integers; see `MixtureOfRows`."""
         newest = stream_weights(weights, self.sources, "rows", None, self.samples)
         self._begun(epoch, newest, coming=coming)
         return newest
@@ -196,7 +204,7 @@ class MixedStreams(PlacedJob):
 
     @override
     def done(self, position: MixedPosition) -> Done:
-        done = super().done(position)
+        done = self.by_step.did(position.steps_taken, position.consumed)
         if not self.by_step.changes_length:
             return done
         return done._replace(tokens=done_in(position.stages).tokens)
@@ -221,20 +229,12 @@ class MixedStreams(PlacedJob):
         return begun(epoch, self.rounds, by_name, topology, self.mixed.stop, past, width, coming)
 
     @override
-    def current(self, position: MixedPosition) -> MixedPosition:
-        return self.reweighted(position, self.mixed.weights_at(position.epoch, self.done(position)))
-
-    @override
     def next_stage(self, position: MixedPosition) -> MixedPosition:
-        return self.current(position)
+        return self.reweighted(position, self.mixed.weights_at(position.epoch, self.done(position)))
 
     @override
     def refuse_nulls(self) -> None:
         self.mixed.refuse_nulls()
-
-    @override
-    def close_clients(self) -> None:
-        self.mixed.close_clients()
 
     def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
         """Return a position with other weights for the steps that come; see `MixedRows.reweighted`."""
@@ -317,8 +317,11 @@ class MixedStreams(PlacedJob):
         position, gathered = self.start(epoch), _joined_batches(self) * self.options.most_rows
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
         far = any(source.is_far for source in self.sources.values())
-        return self._explained_by_places(
-            position,
+        plans = [batches_at(self, stage) for stage in self.walk.stages(position)]
+        return explained_by_places(
+            self,
+            epoch,
+            plans,
             strategy="a mixture of streams",
             live_rows=self.num_rows(epoch),
             lane_bytes=2 * rows_in_flight(self.options, gathered, self.batching.blocks) * self.row_bytes,
@@ -382,7 +385,7 @@ def _delivered(job: MixedStreams, position: MixedPosition, width: int) -> dict[s
     A last step that is dropped is counted too.
     """
     *_, last = job.walk.stages(position)
-    if (end := job._batches(last).total) == ENDLESS:
+    if (end := batches_at(job, last).total) == ENDLESS:
         return None
     done = last.after(-(-(end - last.start) // last.deal.step_rows))
     return had_of(job.rounds, position.epoch, done.stages, width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from typing_extensions import override
@@ -32,8 +32,7 @@ class MixedRowsPosition(SamplePosition):
     @classmethod
     def of(cls, position: SamplePosition, total: int, mixture: Mixture) -> MixedRowsPosition:
         """Return a position of a state in a mixture."""
-        own = {entry.name: getattr(position, entry.name) for entry in fields(SamplePosition)}
-        return cls(**{**own, "total": total}, mixture=mixture)
+        return cls.made_of(position, total=total, mixture=mixture)
 
     @property
     @override
@@ -49,6 +48,15 @@ class MixedRowsPosition(SamplePosition):
     @override
     def behind_steps(self) -> int:
         return self.start
+
+    @override
+    def done(self, width: int) -> Done:
+        return Done(self.steps_taken, self.consumed, self.tokens)
+
+    @property
+    @override
+    def cut_at(self) -> Mapping[str, tuple[int, int]]:
+        return self.origins
 
     def reweighted(
         self, weights: Mapping[str, float] | None, stop: Stop | StopWord, coming: frozenset[str] = frozenset()

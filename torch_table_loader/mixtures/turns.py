@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
-from torch_table_loader.engine.items import TurnsOf
-from torch_table_loader.engine.jobs.table_rows import TableItems
+from torch_table_loader.engine.items import TableItems, TurnsOf
 from torch_table_loader.mixtures.form import places_of
 from torch_table_loader.mixtures.mixed_items import SourceStream
 from torch_table_loader.mixtures.mixture import SourceOrder
@@ -47,12 +46,12 @@ class MixedTurns:
 
     def exclusions_of(self, epoch: int) -> dict[str, ExclusionVersions]:
         """Return what is excluded of each source in an epoch, and after it."""
-        return {name: own.exclusions.of(epoch) for name, own in self.sources.items()}
+        return {name: own.rows.exclusions.of(epoch) for name, own in self.sources.items()}
 
     @property
     def newest_exclusions(self) -> dict[str, ExclusionVersions]:
         """What is excluded of each source in epochs that begin later."""
-        return {name: ExclusionVersions(own.exclusions.newest) for name, own in self.sources.items()}
+        return {name: ExclusionVersions(own.rows.exclusions.newest) for name, own in self.sources.items()}
 
     def count(self, versions: Mapping[str, ExclusionVersions], epoch: int, width: int) -> dict[str, int]:
         """Count what is left of each source in an epoch; where they are packed, in sequences of a width."""

@@ -70,7 +70,7 @@ def draws_of(
         )
     _check_type(table, asked, asked.source)
     column = _Column(table, options, segments, asked, asked.source)
-    name = name_of_sums(table, options, _FORMAT, asked.argument, asked.source)
+    name = name_of_sums(table, _FORMAT, asked.argument, asked.source)
     return RowWeights(asked, KeptSums.of(RowWeights.word, stores, name, rows, column.fill))
 
 

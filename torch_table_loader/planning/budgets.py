@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappush, heapreplace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 from typing_extensions import override
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch_table_loader.option_values import Pad
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.orders import EpochOrder
+    from torch_table_loader.planning.ranks import Topology
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -349,6 +350,7 @@ class BudgetBatches(GlobalBatches):
     """
 
     order: FilledOrder = field(kw_only=True, compare=False, repr=False)
+    same_size: ClassVar[bool] = False
     _before: int = field(init=False, repr=False, compare=False)
     """Batches before the stage."""
     _tail: Ints = field(init=False, repr=False, compare=False)
@@ -474,3 +476,11 @@ class BudgetPosition(SamplePosition):
         return BudgetBatches(
             self.total, self.start, self.stage.topology, rank, aligned=self.stage.aligned, order=self.order
         )
+
+    @override
+    def whole(self, topology: Topology, rank: int) -> BudgetBatches:
+        return BudgetBatches(self.total, 0, topology, rank, order=self.order)
+
+    @override
+    def step_of(self, sample: int, samples: int) -> int:
+        return self.batches(0).step_of(sample)

@@ -62,6 +62,8 @@ class GlobalBatches:
     first: int = 0
     aligned: int = 0
     counted: ClassVar[bool] = True
+    same_size: ClassVar[bool] = True
+    """Whether all full batches of a rank have as many rows."""
     batch_size: int = field(init=False, repr=False, compare=False)
     """Rows of a full batch on a rank."""
     global_batch_size: int = field(init=False, repr=False, compare=False)

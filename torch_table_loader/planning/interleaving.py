@@ -86,7 +86,7 @@ def interleaved(runs: Runs, splits: int, sizes: WindowSizes) -> Runs:
         runs = runs.take(np.flatnonzero(full))
     if not len(runs):
         return runs
-    count = max(1, min(splits, len(runs), sizes.size(0) // ROWS_OF_A_PIECE))
+    count = max(1, min(splits, len(runs), sizes.least // ROWS_OF_A_PIECE))
     stratum = strata_of(runs, count)
     rows = np.bincount(stratum, runs.stop - runs.start).astype(np.int64)
     shares = shares_of_windows(rows, sizes.ends(runs.num_rows))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.schedules import Done
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,14 @@ class Position(ABC):
         """Return the position after so many steps of the newest stage."""
         return replace(self, stage=replace(self.stage, steps=steps), ended=ended)
 
+    def step_of(self, sample: int, samples: int) -> int:
+        """Return the step of the stage that takes a sample, both counted from its start.
+
+        Args:
+            samples: that a step takes, as a rule.
+        """
+        return sample // samples
+
 
 @dataclass(frozen=True, slots=True)
 class StagedPosition(Position):
@@ -198,9 +207,9 @@ class StreamPosition(StagedPosition):
         3
         """
         history = StagedPosition.history(self)
-        for fields, stage in zip(history, self.stages, strict=True):
+        for written, stage in zip(history, self.stages, strict=True):
             if stage.extent is not None:
-                fields["extent"] = stage.extent.to_state()
+                written["extent"] = stage.extent.to_state()
         if self.rank is not None:
             history[-1]["rank"] = self.rank
         return history
@@ -274,6 +283,28 @@ class SamplePosition(Position):
         """Samples that the steps before the stage took, as the position counts them."""
         return self.start + self.origin
 
+    @classmethod
+    def made_of(cls, position: SamplePosition, **own: Any) -> Self:
+        """Return the same position with what positions of this class have beside it."""
+        same = {entry.name: getattr(position, entry.name) for entry in fields(SamplePosition)}
+        return cls(**{**same, **own})
+
+    def done(self, width: int) -> Done:
+        """Return what the job has done of the epoch; samples of other widths count by their tokens.
+
+        Args:
+            width: that of the first samples of the epoch.
+        """
+        samples = self.consumed
+        if self.origin:
+            samples += self.origin // width
+        return Done(self.steps_taken, samples, self.tokens)
+
+    @property
+    def cut_at(self) -> Any:
+        """From which token on samples of the width of the stage are cut."""
+        return self.origin
+
     def history(self) -> list[dict[str, Any]]:
         """Write one stage, with all steps of the epoch, the samples they took, and tables before this one.
 
@@ -323,6 +354,10 @@ class SamplePosition(Position):
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the stage for a rank."""
         return GlobalBatches(self.total, self.start, self.stage.topology, rank, self.begins, self.stage.aligned)
+
+    def whole(self, topology: Topology, rank: int) -> GlobalBatches:
+        """Plan the epoch from its start, as if the job always had one shape."""
+        return GlobalBatches(self.total, 0, topology, rank)
 
     def on(self, topology: Topology) -> Self:
         """Return the position under a topology, in a new stage."""

@@ -42,13 +42,21 @@ class WindowSizes:
         >>> WindowSizes.growing(10_100, 1000, 1000, 64), WindowSizes.growing(10_100, 1000, 60, 64)
         (WindowSizes(rows=1024, first=()), WindowSizes(rows=1024, first=(64, 256)))
         """
-        size, grown = -(-first // unit) * unit, []
+        size, early = -(-first // unit) * unit, []
         while size < rows:
-            grown.append(size)
+            early.append(size)
             size *= GROWTH
-        left = max(0, total - sum(grown))
-        windows = max(1, -(-left // rows) if grown else round(left / rows))
-        return cls(max(1, -(-left // (windows * unit))) * unit, tuple(grown))
+        left = max(0, total - sum(early))
+        windows = max(1, -(-left // rows) if early else round(left / rows))
+        even = max(1, -(-left // (windows * unit))) * unit
+        if windows == 1:  # the last one, of what is left; smaller ones never follow
+            even = max((even, *early))
+        return cls(even, tuple(early))
+
+    @property
+    def least(self) -> int:
+        """The least rows of a window, but for the last."""
+        return min((self.rows, *self.first))
 
     @property
     def most(self) -> int:
@@ -67,14 +75,14 @@ class WindowSizes:
 
     def at(self, row: int) -> tuple[int, int]:
         """Return the window that a row is in, and the first row of this window."""
-        grown = self.begin(len(self.first))
-        number = len(self.first) + (row - grown) // self.rows
-        if row < grown:
+        early = self.begin(len(self.first))
+        number = len(self.first) + (row - early) // self.rows
+        if row < early:
             number = sum(end <= row for end in accumulate(self.first))
         return number, self.begin(number)
 
     def ends(self, total: int) -> NDArray[np.int64]:
         """Return where the windows over so many rows end, after 0: int64[windows + 1]."""
-        grown = np.array([0, *accumulate(self.first)], dtype=np.int64)
-        others = np.arange(grown[-1] + self.rows, total, self.rows, dtype=np.int64)
-        return np.concatenate((grown[grown < total], others, [total]))
+        early = np.array([0, *accumulate(self.first)], dtype=np.int64)
+        others = np.arange(early[-1] + self.rows, total, self.rows, dtype=np.int64)
+        return np.concatenate((early[early < total], others, [total]))

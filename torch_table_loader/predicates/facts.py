@@ -418,8 +418,8 @@ def _number(literal: pa.Scalar, kind: pa.DataType) -> int | float:
     if not pt.is_integer(literal.type) and not pt.is_floating(literal.type):
         raise UndecidedError(f"a {literal.type} for a column of {kind}")
     value = literal.as_py()
-    mixed = pt.is_integer(literal.type) != pt.is_integer(kind)
-    if math.isnan(value) or (mixed and not -_EXACT <= value <= _EXACT):
+    unlike = pt.is_integer(literal.type) != pt.is_integer(kind)
+    if math.isnan(value) or (unlike and not -_EXACT <= value <= _EXACT):
         raise UndecidedError(f"{value} for a column of {kind}")
     if pt.is_integer(kind):
         if value != int(value):

@@ -37,13 +37,6 @@ def _spelled(expression: Any) -> Iterator[tuple[str, Any]]:
         yield word, row.column(int(value)) if word in ("literal", "options") else value.decode()
 
 
-def key_if_filtered(filters: Any, schema: pa.Schema) -> str | None:
-    """Return `filter_key`; None for no filter."""
-    if filters is None:
-        return None
-    return filter_key(filters, schema)
-
-
 def filter_key(filters: Any, schema: pa.Schema) -> str:
     """Return 64 hexadecimal digits that name a checked filter (None for no filter) over a table's schema.
 

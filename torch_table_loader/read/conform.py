@@ -76,7 +76,7 @@ class Conformer:
         remedies: tuple[str, str, str] = _REMEDIES,
     ) -> Conformer:
         """Build a conformer, which knows whether batches need any change."""
-        own = selected(file_schema, reads)
+        own = schema_of(file_schema, reads)
         kinds = zip(sources, own.types, strict=False)
         plain = len(sources) == len(own) and all(
             source == Source(place, kind) for place, (source, kind) in enumerate(kinds)
@@ -190,7 +190,7 @@ def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def selected(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+def schema_of(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     """Return a schema of some columns; it has the metadata of the schema if they are all of them."""
     if list(names) == schema.names:
         return schema
@@ -221,7 +221,7 @@ def conform_plan(
     names = table_schema.names
     if columns is not None:
         names = list(columns)
-    schema = selected(table_schema, names)
+    schema = schema_of(table_schema, names)
     constants = dict(partition)
     reads: list[str] = []
     sources: list[Source] = []

@@ -371,7 +371,7 @@ class FileWalk:
         """Record that the rows before one are decoded, in all columns."""
         self.row = row
         if self._releasing is not None:
-            self._releasing.release(group_at(row, self._plan.group_starts))
+            self._releasing.release(bisect_right(self._plan.group_starts, row) - 1)
 
     def _others(self, chooser: Conformer) -> list[str]:
         return [name for name in self._plan.conformer.reads if name not in chooser.reads]

@@ -121,14 +121,15 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
         if file.format == DEFAULT_FORMAT and (missing := _not_loaded(file.name)):
             raise TableError(f"{error}; a format that cannot be loaded here may be its own: {missing}") from error
         raise
-    if any(pa.types.is_null(field.type) and not field.nullable for field in meta.schema):  # which Arrow refuses
+    types = meta.schema.types
+    if any(map(pa.types.is_null, types)):  # one that is not nullable is refused by Arrow
         fields = [field.with_nullable(True) if pa.types.is_null(field.type) else field for field in meta.schema]
         meta = replace(meta, schema=pa.schema(fields, meta.schema.metadata))
-    deepest = max(((levels_of(field.type), field.name) for field in meta.schema), default=(0, ""))
-    if deepest[0] > sizes().type_levels:
+    deepest, place = max(((levels_of(kind), place) for place, kind in enumerate(types)), default=(0, 0))
+    if deepest > sizes().type_levels:
         raise TableError(
             f"{file.name} must have columns whose types nest at most {sizes().type_levels} levels deep, got "
-            f"{deepest[0]} in {deepest[1]!r:.60}; write it flatter or as text, or leave the file out"
+            f"{deepest} in {meta.schema.field(place).name!r:.60}; write it flatter or as text, or leave the file out"
         )
     rows = meta.group_rows
     if min(rows, default=0) < 0 or sum(rows) > _MOST_ROWS:

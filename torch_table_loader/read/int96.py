@@ -22,6 +22,7 @@ from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.parquet_footer import DAMAGE, ChunkStatistics, FooterWalk, damaged_footer, parse
+from torch_table_loader.read.wide_parquet import WideParquet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,7 +83,7 @@ def unit_of_instants(parsed: pq.FileMetaData, schema: pa.Schema) -> str | None:
 
 def _schema_in(parsed: pq.FileMetaData, unit: str) -> pa.Schema:
     """Return the schema of a file with its INT96 in a unit; the file itself is not needed."""
-    return pq.ParquetFile(pa.BufferReader(b""), metadata=parsed, coerce_int96_timestamp_unit=unit).schema_arrow
+    return WideParquet(pa.BufferReader(b""), metadata=parsed, coerce_int96_timestamp_unit=unit).schema_arrow
 
 
 def _units_of(kind: pa.DataType) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -62,6 +63,7 @@ from torch_table_loader.read.parquet_sizes import (
     variable_leaves,
 )
 from torch_table_loader.read.reader_base import PARTS, bounded, refuse_duplicates
+from torch_table_loader.read.wide_parquet import WideParquet
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 
@@ -236,7 +238,7 @@ class ParquetReader(
         source = storage.open(file.path)
 
         def opened(unit: str | None, footer: pq.FileMetaData) -> pq.ParquetFile:
-            return pq.ParquetFile(
+            return WideParquet(
                 source,
                 metadata=footer,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
@@ -289,6 +291,22 @@ class _Part(NamedTuple):
     as_asked: bool
 
 
+class _Form(NamedTuple):
+    """How all columns of a row group come that is read whole.
+
+    Args:
+        dictionaries: whether some are dictionaries, which may come to more bytes than they take.
+    """
+
+    schema: pa.Schema
+    dictionaries: bool
+
+    @classmethod
+    def of(cls, fields: Sequence[pa.Field]) -> _Form:
+        """Return that of some fields."""
+        return cls(pa.schema(fields), any(pa.types.is_dictionary(field.type) for field in fields))
+
+
 class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
@@ -319,7 +337,7 @@ class ParquetFile(ThinningFile):
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
         self._parts: dict[tuple[str, ...], _Part] = {}
-        self._schemas: dict[tuple[str, ...], pa.Schema] = {}
+        self._forms: dict[tuple[str, ...], _Form] = {}
         self._seen = seen_rows(meta.footer or b"")
         readable = handle.schema_arrow.names
         self._encrypted = frozenset(meta.schema.names).difference(readable) if len(readable) < len(meta.schema) else ()
@@ -329,11 +347,20 @@ class ParquetFile(ThinningFile):
         wanted = list(columns)
         self._refuse(groups, wanted)
         for call, first in self._calls(groups, wanted, max_rows):
-            read = self._streamed(call, wanted, first, max_rows) if first else self._table(call[0], wanted).to_batches()
-            for batch in read:
+            if not first:
+                yield from self._group(call[0], wanted)
+                continue
+            for batch in self._streamed(call, wanted, first, max_rows):
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
                 yield from bounded(selected(batch, wanted), max(1, batch.num_rows))
+
+    def _group(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Read a row group whole; only dictionaries may make it too large for one batch."""
+        batches = self._table(group, columns).to_batches()
+        if not self._forms[tuple(columns)].dictionaries:
+            return iter(batches)
+        return chain.from_iterable(bounded(batch, max(1, batch.num_rows)) for batch in batches)
 
     def _calls(self, groups: range, columns: list[str], max_rows: int) -> Iterator[tuple[list[int], int]]:
         """Divide row groups into calls of pyarrow, each with the rows of its first batch; 0: a row group is read whole.
@@ -432,12 +459,12 @@ class ParquetFile(ThinningFile):
         at_once = max(1, len(columns)) if self._shares else at_once
         starts = range(0, max(1, len(columns)), at_once)
         tables = [self._some(group, columns[start : start + at_once]) for start in starts]
+        names = tuple(columns)
+        if (form := self._forms.get(names)) is None:
+            form = self._forms[names] = _Form.of([field for table in tables for field in table.schema])
         if len(tables) == 1:
             return tables[0]
-        names = tuple(columns)
-        if (schema := self._schemas.get(names)) is None:
-            schema = self._schemas[names] = pa.schema([field for table in tables for field in table.schema])
-        return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=schema)
+        return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=form.schema)
 
     def _some(self, group: int, columns: list[str]) -> pa.Table:
         """Read a few columns of a row group at once; how they come is looked up at the first row group."""
@@ -526,21 +553,35 @@ def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -
     """Count the nulls of flat columns in each kept row group; None where the statistics do not say."""
     if meta.footer is None:
         return {}
-    parsed, asked = parse(meta.footer), frozenset(columns)
+    parsed = parse(meta.footer)
     leaves = {
-        leaf.path: (index, leaf.max_definition_level)
-        for index in range(parsed.num_columns)
-        if (leaf := parsed.schema.column(index)).max_repetition_level == 0
-        and leaf.max_definition_level <= 1
-        and leaf.path in asked
-        and meta.schema.get_field_index(leaf.path) >= 0
-        and not pa.types.is_nested(meta.schema.field(leaf.path).type)
+        name: (place, leaf.max_definition_level)
+        for name, place in _flat_leaves(parsed, meta.schema, columns)
+        if (leaf := parsed.schema.column(place)).max_repetition_level == 0 and leaf.max_definition_level <= 1
     }
-    wanted = {name: leaves[name] for name in columns if name in leaves}
-    if not wanted:
+    if not leaves:
         return {}
-    chunks = refuse_unsafe("the file", meta.footer, parsed, [index for index, _ in wanted.values()])
+    chunks = refuse_unsafe("the file", meta.footer, parsed, [place for place, _ in leaves.values()])
     groups = [group for group, keep in zip(chunks, kept, strict=True) if keep]
     return {
-        name: [group[index].nulls if nullable else 0 for group in groups] for name, (index, nullable) in wanted.items()
+        name: [group[place].nulls if nullable else 0 for group in groups] for name, (place, nullable) in leaves.items()
     }
+
+
+def _flat_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield the flat ones of some columns that a file has, and their leaves.
+
+    Where each column has one leaf, its place is known: a file may have very many, of which few are asked for.
+    """
+    paths: dict[str, int] | None = None
+    for name in columns:
+        place = schema.get_field_index(name)
+        if place < 0 or pa.types.is_nested(schema.field(place).type):
+            continue
+        if len(schema) == parsed.num_columns and parsed.schema.column(place).path == name:
+            yield name, place
+            continue
+        if paths is None:
+            paths = {path: leaf for leaf, path in enumerate(leaf_paths(parsed))}
+        if name in paths:
+            yield name, paths[name]

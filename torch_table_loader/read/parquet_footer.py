@@ -29,6 +29,7 @@ from torch_table_loader.messages import first_line
 from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.failures import as_reading_error, of_unread
 from torch_table_loader.read.file_ends import open_at_end
+from torch_table_loader.read.wide_parquet import WideParquet
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -102,7 +103,7 @@ def parse(footer: bytes) -> pq.FileMetaData:
     """
     most = len(footer)
     source = pa.BufferReader(footer)
-    return pq.ParquetFile(source, thrift_string_size_limit=most, thrift_container_size_limit=most).metadata
+    return WideParquet(source, thrift_string_size_limit=most, thrift_container_size_limit=most).metadata
 
 
 def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> None:
@@ -136,7 +137,7 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
     unread = _Unread(data_bytes)
     try:
         with closing(pa.PythonFile(unread, mode="r")) as source:
-            handle = pq.ParquetFile(source, metadata=parsed, pre_buffer=True)
+            handle = WideParquet(source, metadata=parsed, pre_buffer=True)
             groups = range(parsed.num_row_groups)
             next(handle.iter_batches(batch_size=1, row_groups=groups, use_threads=False), None)
     except DAMAGE as error:

@@ -71,11 +71,7 @@ def open_store(
         if not (touched or contents):
             compare(manifest.opening_sums(share), files, origin, pool.map)
         heaps = list(pool.map(lambda chunk: heap_batches(manifest, chunk, files[heap_file(chunk)], origin), chunks))
-    lengths, values = None, None
-    if manifest.flat:
-        dtype, own = manifest.layout.value_dtype, map(values_file, range(len(manifest.parts)))
-        lengths = lengths_of(files[LENGTHS], manifest, origin)
-        values = ListValues.consecutive([scattered(files[name]).view(dtype) for name in own if name in files])
+    lengths, values = _flat_lists(manifest, files, origin)
     compared = compared or touched or contents or share == (0, 1)
     return stored_rows(
         manifest,
@@ -89,6 +85,17 @@ def open_store(
         read_ahead=_read_ahead(place, manifest, window_bytes),
         text=None if compared else TextOfFiles([heap_file(chunk) for chunk in chunks for _ in heaps[chunk]], origin),
     )
+
+
+def _flat_lists(
+    manifest: Manifest, files: Mapping[str, mmap.mmap], origin: Origin
+) -> tuple[ListLengths | None, ListValues | None]:
+    """Return the lengths and values of lists that are kept flat; None where none are."""
+    if not manifest.flat:
+        return None, None
+    dtype, own = manifest.layout.value_dtype, map(values_file, range(len(manifest.parts)))
+    values = ListValues.consecutive([scattered(files[name]).view(dtype) for name in own if name in files])
+    return lengths_of(files[LENGTHS], manifest, origin), values
 
 
 def stored_rows(

@@ -15,7 +15,7 @@ Each check returns nothing, or raises `ContractError` and says which rule was br
 from torch_table_loader.sizes import small_sizes
 from torch_table_loader.testing.doors import check_door
 from torch_table_loader.testing.format_readers import check_format_reader, stored_files
-from torch_table_loader.testing.item_streams import check_item_stream, check_map, check_turn_stream
+from torch_table_loader.testing.item_streams import check_item_stream, check_items, check_map, check_turn_stream
 from torch_table_loader.testing.row_orders import check_draws, check_epoch_order, check_order
 from torch_table_loader.testing.rules import ContractError
 from torch_table_loader.testing.sources import check_source, check_storage
@@ -29,6 +29,7 @@ __all__ = [
     "check_epoch_order",
     "check_format_reader",
     "check_item_stream",
+    "check_items",
     "check_map",
     "check_order",
     "check_source",

@@ -1,4 +1,4 @@
-"""The contract of items (`engine/items.py`): streams of them, and items as a map."""
+"""The contract of items (`engine/items.py`): what epochs have, streams of that, and items as a map."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_table_loader.engine.exclusion_record import RECORD as EXCLUSIONS
 from torch_table_loader.testing.rules import pickled, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.items import Items, ItemStream, TurnStream
+    from torch_table_loader.engine.items import Items, ItemStream, TableItems, TurnStream
+    from torch_table_loader.engine.jobs.by_step import ByStep
 
     Ints = NDArray[np.int64]
 
@@ -63,7 +65,41 @@ def check_turn_stream(stream: TurnStream, names: Sequence[str], count: int, rows
     require(left == _items(who, stream, names, [turns[behind:]]), f"{who} must go on from an anchor as it does here")
 
 
-def check_map(items: Items, rows: int) -> None:
+def check_items(items: Items, by_step: ByStep) -> None:
+    """Check the epochs that items have, whose stores are opened: the order, what a state says of it, and its stages.
+
+    Args:
+        by_step: the shape of a job; its first epoch has two steps at least.
+
+    Raises:
+        ContractError: a rule is broken; the message names it.
+    """
+    who, start = type(items).__name__, items.start(1, by_step)
+    require(start == items.start(1, by_step), f"{who} must begin an epoch in the same way each time")
+    begun = (start.epoch, start.steps_taken, start.consumed)
+    require(begun == (1, 0, 0), f"{who} must begin an epoch at its first item, begins at {begun}")
+    stream = items.stream(start)
+    for store in stream.stores:
+        store.open()
+    some = min(start.total, 30)
+    check_item_stream(stream, items.columns.names, some)
+    places = np.arange(some, dtype=np.int64)
+    alone = [row for place in places for row in items.locate(start, np.array([place]))]
+    require(alone == [*items.locate(start, places)], f"{who} must locate items in the order of the places")
+    one = start.after(1)
+    stray = set(items.records(one)) - {*items.own_records, EXCLUSIONS.key}
+    require(not stray, f"{who} must name the records of its states, does not name {sorted(stray)}")
+    after = items.next_stage(one, by_step)
+    items.enter(one, after)
+    done = one.done(by_step.width), after.done(by_step.width)
+    require(done[0] == done[1], f"{who} must begin a stage behind what was taken, {done[0]}, begins behind {done[1]}")
+    require(items.gathering(by_step.topology).batches > 0, f"{who} must gather a batch at least")
+    require(
+        set(items.bounds) == set(items.sources), f"{who} must say what the state of each of its sources is bound to"
+    )
+
+
+def check_map(items: TableItems, rows: int) -> None:
     """Check items in the table's own order, whose store is open.
 
     Args:

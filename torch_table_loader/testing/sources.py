@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTravelSource
+from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTravelSource, has_ranges
+from torch_table_loader.errors import TableError
 from torch_table_loader.read.formats import reader_of
-from torch_table_loader.records import DataFile, FileVersion
-from torch_table_loader.testing.rules import GONE, contract_errors, expecting_missing, pickled, require
+from torch_table_loader.records import DataFile, FileVersion, Traffic
+from torch_table_loader.testing.rules import GONE, ContractError, contract_errors, expecting_missing, pickled, require
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import Source, Storage
+    from torch_table_loader.contracts import RangeStorage, Source, Storage
 
 _THREADS = 4
 
@@ -129,7 +131,9 @@ def check_storage(storage: Storage, path: str) -> None:
     """Check a storage with one of its files.
 
     It must be picklable, open files for random access (several at once, from several threads), report a stable size and
-    version, raise TableError for a missing file, and open again after `close`.
+    version, raise TableError for a missing file, and open again after `close`. One with `read_range` is a
+    `RangeStorage`: it must give exactly the bytes that are asked for, to several threads, and refuse another version of
+    the file where it says that it checks versions.
 
     Args:
         path: a file of at least two bytes, which does not change meanwhile.
@@ -157,6 +161,40 @@ def check_storage(storage: Storage, path: str) -> None:
         with contract_errors(who, f"must open again after {turn}, but raised"):
             storage.close()
     require(_content(storage, path, who) == content, f"{who} must open the same file after close")
+    if has_ranges(storage):
+        _check_ranges(storage, path, who, content)
+
+
+def _check_ranges(storage: RangeStorage, path: str, who: str, content: bytes) -> None:
+    """Check what a storage has beside `Storage` whose files are read by range."""
+    for name in ("place", "traffic", "checks"):
+        require(hasattr(storage, name), f"{who} must have {name}, since it has read_range")
+    require(isinstance(storage.place, str) and storage.place, f"{who} must have a place, a text, got {storage.place!r}")
+    with contract_errors(who, "must say its traffic, but raised"):
+        traffic = storage.traffic()
+    require(isinstance(traffic, Traffic), f"{who} must say a Traffic, got {type(traffic).__name__}")
+    version, half = storage.version(path), len(content) // 2
+    spans = [(0, len(content)), (0, 1), (0, half), (half, len(content)), (len(content) - 1, len(content))]
+
+    def check(span: tuple[int, int]) -> None:
+        with contract_errors(who, f"must read bytes {span[0]} to {span[1]}, but raised"):
+            found = [bytes(storage.read_range(path, *span, own)) for own in (None, version)]
+        wanted = content[slice(*span)]
+        require(found == [wanted] * 2, f"{who}: read_range must give bytes {span[0]} to {span[1]}, and no others")
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(check, spans * 2))
+    with expecting_missing(who, "read_range of a file that is not there"):
+        storage.read_range(f"{path}.{GONE}", 0, 1)
+    if not storage.checks(version):
+        return
+    other = replace(version, etag=f"not {version.etag}", mtime_ns=0, local=None)
+    with contract_errors(who, "must raise TableError for another version, since it checks them, but raised"):
+        try:
+            storage.read_range(path, 0, 1, other)
+        except TableError:
+            return
+    raise ContractError(f"{who}: read_range must refuse another version, since checks() is true, but gave bytes")
 
 
 def _content(storage: Storage, path: str, who: str) -> bytes:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
+    from torch_table_loader.engine.jobs.items_job import ItemsJob
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from torch_table_loader.text.pack import PackedSamples
     from torch_table_loader.text.pack_counts import PackCounts
     from torch_table_loader.text.packed import PackedCodec
-    from torch_table_loader.text.packed_items import PackedItems
     from torch_table_loader.text.sequence_form import SequenceForm
     from torch_table_loader.text.token_stages import TokenStage
 
@@ -45,11 +45,11 @@ def stage_of(samples: PackedSamples, table: pa.Schema, asked: Sequence[str]) -> 
 
 def items_of(
     source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None, parts: Parts | None
-) -> PackedItems:
+) -> ItemsJob:
     """Open this rank's share of the sequences of a table, gathered by index; see `open_job`."""
-    from torch_table_loader.text.packed_items import PackedItems
+    from torch_table_loader.text.packed_items import open_sequences
 
-    return PackedItems.of(source, options, ranks, cache, parts)
+    return open_sequences(source, options, ranks, cache, parts)
 
 
 def codec_of(schema: pa.Schema, policy: TypePolicy) -> PackedCodec:

@@ -555,7 +555,7 @@ class PackedSamples(Samples):
     @property
     @override
     def compared(self) -> dict[str, Any]:
-        return {f"{LENGTH} by step": self.pack.lengths_by_step.as_list}
+        return {f"{LENGTH} by step": self.pack.lengths_by_step.as_list, "balance": self.pack.balance}
 
     @property
     @override

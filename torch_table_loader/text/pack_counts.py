@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from typing_extensions import override
 
-from torch_table_loader.samples import SampleCounts, in_percent, known_sum
+from torch_table_loader.samples import SampleCounts, in_percent, known_sum, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,14 +113,12 @@ class PackCounts(SampleCounts):
     @property
     def fill(self) -> float | None:
         """The share of positions that hold tokens; None if that is not known, or there is no sequence."""
-        if self.seq_len:
-            return _share(self.tokens, self.sequences, self.seq_len)
-        return None
+        return share_of(self.tokens, self.sequences, self.seq_len)
 
     @property
     def parts_per_sequence(self) -> float | None:
         """Documents, or parts of them, in an average sequence; None if that is not known."""
-        return _share(self.parts, self.sequences, 1)
+        return share_of(self.parts, self.sequences)
 
     def __str__(self) -> str:
         """Format the numbers as one line; unknown ones are left out."""
@@ -135,9 +133,3 @@ class PackCounts(SampleCounts):
             shown.append(f"{self.parts_per_sequence:.2f} documents a sequence")
         named = {"split": self.split, "truncated": self.truncated, "dropped": self.dropped}
         return ", ".join([*shown, *(f"{count:,} {name}" for name, count in named.items() if count)])
-
-
-def _share(count: int | None, sequences: int | None, each: int) -> float | None:
-    if count is not None and sequences:
-        return count / (sequences * each)
-    return None

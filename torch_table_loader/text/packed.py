@@ -127,7 +127,6 @@ class PackedCodec(RowsCodec[PackedRows]):
         self._tokens_are_rows = tokens_are_rows(schema)
         self._loss = self._names.index(pack.loss_mask) if pack.loss_mask is not None else None
         self._columns = pa.struct(columns_of_parts(schema)) if columns_of_parts(schema) else None
-        self.keeps_runs = self._tokens_are_rows
         self.width = 1 if self._tokens_are_rows else pack.width
         self.outputs = Sequences(pack, tuple(self._names), documents, numpy=numpy)
 
@@ -175,7 +174,14 @@ class PackedCodec(RowsCodec[PackedRows]):
         columns = parts.columns_of(layout.owner[number])
         return Parts(at, layout.length[number], layout.start[number], behind[number], columns)
 
+    @property
     @override
+    def runs(self) -> PackedCodec | None:
+        """Documents, where tokens are rows; sequences are permuted each by itself."""
+        if self._tokens_are_rows:
+            return self
+        return None
+
     def permuted_runs(self, parts: Sequence[PackedRows], order_of: Callable[[int], Ints]) -> PackedRows:
         """Copy tokens document by document; padding comes last."""
         num_rows, found = sum(rows.num_rows for rows in parts), self._joined_parts(parts)
@@ -188,7 +194,6 @@ class PackedCodec(RowsCodec[PackedRows]):
         found = Parts(length.cumsum() - length, length, found.start[order], found.next[order], columns)
         return PackedRows(self, num_rows, tokens, found)
 
-    @override
     def padded(self, rows: PackedRows, padding: NDArray[np.bool_]) -> PackedRows:
         """View rows of which some, wherever they stand, only fill up the rank's last batch: no part covers these."""
         if not padding.any():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +14,12 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import opened_type, width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.items import TurnsOf
+from torch_table_loader.engine.exclusion_record import written_exclusions
+from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
 from torch_table_loader.engine.jobs.batching import Batching
-from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
+from torch_table_loader.engine.jobs.gathering import Gathering
+from torch_table_loader.engine.jobs.items_job import ItemsJob
+from torch_table_loader.engine.jobs.live_rows import LiveRows
 from torch_table_loader.engine.jobs.resolve import (
     codec_of,
     columns_of,
@@ -24,10 +27,15 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
-from torch_table_loader.engine.jobs.table_rows import TableItems, draws_of, stored_rows
+from torch_table_loader.engine.jobs.table_rows import bound_to_rows, live_rows_of, stored_rows
 from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.saved_state import Bound
-from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
+from torch_table_loader.engine.sizing import (
+    LANE_COPIES,
+    batches_in_flight,
+    batches_of_a_gather,
+    batches_of_sequences,
+)
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.stages import SamplePosition
@@ -48,18 +56,22 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
+    from torch_table_loader.engine.jobs.by_step import ByStep
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.state_records import Written
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.global_batches import GlobalBatches
-    from torch_table_loader.planning.rows_of import RowSpan
-    from torch_table_loader.schedules import Done
+    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.source.plan_cache import Plans
     from torch_table_loader.text.pack import Pack
-    from torch_table_loader.text.pack_counts import PackCounts
 
     Ints: TypeAlias = NDArray[np.int64]
+
+_OF_WINDOWS = (
+    'removes documents, but strategy="windows" cuts tokens without regard to documents; use strategy="concat", or '
+    "filters="
+)
 
 _KEPT_STREAMS = 4
 """Orders that were asked for last; what was walked of them is known to them."""
@@ -67,63 +79,23 @@ _KEPT_STREAMS = 4
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackedItems(TableItems):
-    """One rank's share of sequences of the tokens of one table; `documents` are the columns that the store keeps."""
+    """Sequences of the tokens of one table; `documents` are the columns that the store keeps."""
 
+    rows: LiveRows
+    columns: pa.Schema
+    row_bytes: int
     documents: pa.Schema
     tokens: StoredTokens
-    word_of_rows: ClassVar[str] = "documents"
     _streams: Newest[tuple[Any, ...], PackedStream] = field(
         default_factory=partial(Newest, _KEPT_STREAMS), init=False, repr=False
     )
 
-    @classmethod
-    def of(
-        cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None, parts: Parts | None = None
-    ) -> PackedItems:
-        """Survey a table, check the options against it, and count its documents; see `stored_rows`."""
-        table, options = surveyed(source, options, cache)
-        pack = cast("Pack", options.pack)
-        bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
-        by_epoch = takes_epoch(pack.documents)
-        kept = as_stored(pack) if by_epoch else pack
-        stage = KeptDocuments(kept, table.schema, options.column_names or (), bounds)
-        in_place = TokensInPlace.of(table, options, stage)
-        if in_place is not None and (columns := in_place.to_measure):
-            measure = MeasuredDocuments(kept, in_place.table.schema)
-            own = replace(_of_documents(options, pack), columns=columns, row_id=False)
-            measured = stored_rows(in_place.table, own, cache, measure, parts=parts)
-            in_place = replace(in_place, measured=measured.store.rows)
-        rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place, parts)
-        tokens, cut_fields = StoredTokens(rows.store, pack), stage.token_fields
-        if by_epoch:
-            changing = ChangingDocuments(pack, stage, table.schema)
-            tokens = ChangedTokens(rows.store, pack, changing, options.shuffle_seed)
-            cut_fields = changing.token_fields
-        others = list(rows.columns)[len(cut_fields) :]
-        columns = schema_of_sequences(cut_fields, [entry.with_type(opened_type(entry.type)) for entry in others])
-        topology = topology_of(options, ranks.num_ranks)
-        make_codec(with_padding(columns, topology), TypePolicy.of(options))
-        return cls(
-            options=options,
-            rank=ranks.rank,
-            topology=topology,
-            schedules=options.schedules,
-            row_bytes=pack.longest * bytes_of_token(cut_fields),
-            fork_safe=rows.fork_safe,
-            columns=columns,
-            live_rows=int(rows.segments.live.sum()),
-            table=rows.table,
-            store=rows.store,
-            documents=rows.columns,
-            tokens=tokens,
-            draws=draws_of(rows, options),
-        )
-
     @override
     def refuse_nulls(self) -> None:
-        """Refuse nulls in columns of the documents; see `Job.refuse_nulls`."""
-        options = _of_documents(self.options, self.pack)
-        codec_of(self.table, self.documents, columns_of(self.table, options), options)
+        """Refuse nulls in columns of the documents."""
+        options = _of_documents(self.rows.options, self.pack)
+        table = self.rows.table
+        codec_of(table, self.documents, columns_of(table, options), options)
 
     @property
     def pack(self) -> Pack:
@@ -133,51 +105,40 @@ class PackedItems(TableItems):
     @cached_property
     @override
     def bound(self) -> Bound:
-        pack, own = self.pack, self._bound_to(_as_delivered(self.documents, self.columns, self.pack))
+        pack, own = self.pack, bound_to_rows(self.rows, _as_delivered(self.documents, self.columns, self.pack))
         packed = {"stage": f"{pack.strategy}-{self.tokens.made}", **pack.shape}
         return Bound(own.table, {**own.options, **packed})
 
-    @property
     @override
-    def compared(self) -> Mapping[str, Any]:
-        """All that decides the order, and who takes what of a global batch, by name: what ranks compare."""
-        return {**super().compared, "balance": self.pack.balance}
-
-    @property
-    @override
-    def length(self) -> int:
-        return self._stream(0, Exclusions()).count
+    def start(self, epoch: int, by_step: ByStep) -> SamplePosition:
+        versions, width = self.rows.exclusions.of(epoch), by_step.length_at(epoch)
+        total = self._stream(epoch, versions.running, width).count
+        start = SamplePosition(epoch, by_step.stage_at(epoch), total=total, exclusions={"": versions}, width=width)
+        return self._dealt(start)
 
     @override
-    def start(self, epoch: int) -> SamplePosition:
-        versions = self.exclusions.of(epoch)
-        total, length = self._stream(epoch, versions.running).count, self.by_step.length_at(epoch)
-        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions}, width=length)
-
-    @override
-    def next_stage(self, position: SamplePosition) -> SamplePosition:
+    def next_stage(self, position: SamplePosition, by_step: ByStep) -> SamplePosition:
         """Return the position with a stage of sequences of the next length, from the next token on."""
-        if not self.by_step.changes_length:
-            return super().next_stage(position)
-        stage, taken = self._stage(position.epoch, position), position.steps_taken
-        return self._cut_anew(replace(position, start=position.consumed, steps_before=taken, stage=stage))
+        after: SamplePosition = super().next_stage(position, by_step)
+        if not by_step.changes_length:
+            return after
+        return self._cut_anew(after, by_step)
 
-    def _cut_anew(self, position: SamplePosition) -> SamplePosition:
+    def _cut_anew(self, position: SamplePosition, by_step: ByStep) -> SamplePosition:
         """Return the start of a stage in sequences of the length of its first step, from the next token on."""
         origin = self.stream(position).tokens_before(position.start)
-        length = self.by_step.length_at(position.epoch, position.steps_before)
-        after = replace(position, origin=origin, start=0, width=length)
-        return replace(after, total=self.stream(after).count)
+        width = by_step.length_at(position.epoch, position.steps_before)
+        after = replace(position, origin=origin, start=0, width=width)
+        return self._dealt(replace(after, total=self.stream(after).count))
 
-    @override
-    def done(self, position: SamplePosition) -> Done:
-        """Return what the job has done; sequences of other lengths count by their tokens."""
-        done = super().done(position)
-        return done._replace(samples=done.samples + position.origin // self.pack.width)
+    def _dealt(self, position: SamplePosition) -> SamplePosition:
+        """Return a position whose batches are dealt to ranks as the pack says."""
+        if self.pack.balance is None:
+            return position
+        return BalancedPosition.made_of(position, items=self.stream(position))
 
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
-        """Note that an epoch comes from one stage to the next, which continues where the walk of the first has come."""
         if anchor := self.stream(before).anchor(before.consumed):
             self.stream(position).begin_at(anchor)
 
@@ -187,16 +148,17 @@ class PackedItems(TableItems):
 
         An anchor is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
         """
-        consumed = position.consumed
-        anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        return super().records(position) | written_packing(position, {"": anchor} if anchor else {})
+        consumed, anchors = position.consumed, {}
+        if (consumed or position.origin) and (anchor := self.stream(position).anchor(consumed)):
+            anchors[""] = anchor
+        excluded = written_exclusions({"": self.rows.versions(position.exclusions[""].running)})
+        return excluded | written_packing(position, anchors)
 
     @override
-    def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
-        """Return the job with the state's exclusions, and where it continues."""
+    def resume(self, saved: SavedState, by_step: ByStep) -> tuple[Self, SamplePosition]:
         taken, anchors = cast("SamplePosition", saved.taken), saved_anchors(saved)
-        excluded = self.exclusions_in(saved)
-        items = replace(self, exclusions=ExclusionState(excluded, taken.epoch))
+        excluded = self.rows.exclusions_in(saved)
+        items = self.having(self.rows.excluding(excluded, taken.epoch))
         position = replace(taken, exclusions={"": excluded}, ended=False)
         stream = items.stream(position)
         if taken.origin and (not self.pack.joins_documents or stream.tokens_before(0) != taken.origin):
@@ -205,55 +167,27 @@ class PackedItems(TableItems):
                 "or sequences of one length; pass the value of state_dict() unchanged"
             )
         taken.check(stream.count)
-        if self.by_step.changes_length or taken.width != self.by_step.width:
-            position = items._cut_anew(position)  # a stage ends at a step, and begins with a token
+        if by_step.changes_length or taken.width != by_step.width:
+            position = items._cut_anew(position, by_step)  # a stage ends at a step, and begins with a token
         else:
-            position = replace(position, total=stream.count)
+            position = items._dealt(replace(position, total=stream.count))
         if anchors:
             items.stream(position).begin_at(anchors[""])
-        return items, replace(position, stage=self._stage(taken.epoch, position))
-
-    @override
-    def exclude(self, row_ids: Any) -> Exclusions:
-        """Return the exclusions with some documents more.
-
-        Raises:
-            ConfigError: an id that no row has, or sequences that do not follow documents.
-        """
-        _refuse_windows(self.pack, "exclude")
-        return super().exclude(row_ids)
-
-    @override
-    def include(self, row_ids: Any) -> Exclusions:
-        _refuse_windows(self.pack, "include")
-        return super().include(row_ids)
+        return items, replace(position, stage=by_step.stage_at(taken.epoch, position.done(by_step.width)))
 
     @override
     def stream(self, position: SamplePosition) -> PackedStream:
-        return self._stream(position.epoch, position.exclusions[""].running, position.origin, position.width)
-
-    @override
-    def _batches(self, position: SamplePosition) -> GlobalBatches:
-        plan = super()._batches(position)
-        if self.pack.balance is None or plan.topology.num_ranks == 1:
-            return plan
-        first, aligned, items = plan.first, plan.aligned, self.stream(position)
-        return BalancedBatches(plan.total, plan.start, plan.topology, plan.rank, first, aligned, items=items)
-
-    @override
-    def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
-        """Return the file and the row of each document under the sequences at some places."""
-        return self.spans_of(self.stream(position).found(places)[0])
+        return self._stream(position.epoch, position.exclusions[""].running, position.width, position.origin)
 
     @override
     def count(self, turns: TurnsOf) -> int:
         """Return how many sequences the first round has: of most packs that is the same in each epoch."""
-        self.draws.refuse_rounds_that_differ()
-        if not self.remaining(turns.exclusions).num_rows:
+        self.rows.draws.refuse_rounds_that_differ()
+        if not self.rows.remaining(turns.exclusions).num_rows:
             return 0
         if self.tokens.packer.block_docs is not None or takes_epoch(self.pack.documents):
             return self.by_turn(turns).count
-        return self._stream(0, turns.exclusions, seq_len=turns.width).count
+        return self._stream(0, turns.exclusions, turns.width).count
 
     @override
     def by_turn(self, turns: TurnsOf) -> PackedStream:
@@ -266,84 +200,124 @@ class PackedItems(TableItems):
             {SOURCE_COLUMN: turns.number},
         )
         made = partial(_checked_stream, self, tokens, turns.columns)
-        return self._streams.of(key, lambda: made(self._of_source(turns), constants=constants, **own))
-
-    @property
-    @override
-    def held_bytes(self) -> int:
-        return super().held_bytes + self.tokens.memory_bytes
+        rows = self.rows
+        selected = partial(rows.of_source, turns.name, turns.exclusions, turns.seed, turns.epoch)
+        return self._streams.of(key, lambda: made(selected(), constants=constants, **own))
 
     @property
     @override
     def num_places(self) -> int:
         return _windows_of(self.tokens).count
 
-    @property
     @override
-    def batching(self) -> Batching:
-        at_once = batches_of_sequences(self.row_bytes, self.options.most_rows)
-        return Batching.of(self.options, self.topology, self.row_bytes, at_once)
-
-    @property
-    @override
-    def lane_bytes(self) -> int:
-        sequences = self.gather_batches * self.options.most_rows
-        tokens = sequences * (self.pack.longest + 2 * self.tokens.longest)
+    def gathering(self, topology: Topology) -> Gathering:
+        options, row_bytes = self.rows.options, self.row_bytes
+        most, at_once = options.most_rows, batches_of_sequences(row_bytes, options.most_rows)
+        batching, gathered = Batching.of(options, topology, row_bytes, at_once), batches_of_a_gather(row_bytes, most)
+        tokens = gathered * most * (self.pack.longest + 2 * self.tokens.longest)
         stored = sum(width_of(entry.type.value_type) for entry in self.columns if entry.name != DOCUMENTS)
-        batching = self.batching
-        together = min(self.gather_batches, batching.at_once or self.gather_batches)
-        batches = batches_in_flight(self.options, together, batching.blocks)
-        return LANE_COPIES * tokens * stored + batches * self.options.most_rows * self.row_bytes
+        batches = batches_in_flight(options, min(gathered, at_once or gathered), batching.blocks)
+        lane_bytes = LANE_COPIES * tokens * stored + batches * most * row_bytes
+        return Gathering(batching=batching, batches=gathered, lane_bytes=lane_bytes)
 
     @override
     def columns_at(self, places: Ints) -> list[pa.Array]:
-        return self._stream(0, Exclusions()).gather(_windows_of(self.tokens).slices(places))
+        return self._stream(0, Exclusions(), self.pack.width).gather(_windows_of(self.tokens).slices(places))
 
     @override
     def ids_at(self, places: Ints) -> Ints:
         """Return the row ids of the documents under the windows at some places of the table, window by window."""
-        return self.store.rows().ids(_windows_of(self.tokens).slices(places).document)
-
-    @property
-    @override
-    def strategy(self) -> str:
-        return f"packed {self.pack.strategy}"
+        return self.rows.store.rows().ids(_windows_of(self.tokens).slices(places).document)
 
     @override
-    def notes(self, position: SamplePosition) -> list[str]:
-        pack, tokens = self.pack, self.tokens.of_epoch(self.options.shuffle_seed, position.epoch).lengths.total
+    def facts(self, stages: Sequence[SamplePosition], end: int, by_step: ByStep) -> ItemFacts:
+        rows, pack, start = self.rows, self.pack, stages[0]
+        tokens, stream = self.tokens.of_epoch(rows.options.shuffle_seed, start.epoch), self.stream(start)
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
             "pad": "documents are shuffled one by one, each a sequence",
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }
-        sequences = "" if self.by_step.changes_length else f"{position.total:,} sequences of "
-        return [
-            f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {self.where}",
-            f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
-            self._note_of_rows(self.stream(position).documents, position),
-            *([self.store.note] if self.store.note else []),
+        sequences, counts = "", None
+        if not by_step.changes_length:
+            # The order is walked for what packing makes of the documents, where sequences have one length.
+            sequences, counts = f"{start.total:,} sequences of ", stream.counts()
+        notes = [
+            f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {rows.where}",
+            f"{sequences}{tokens.lengths.total:,} tokens in {rows.count:,} documents",
+            rows.note(stream.documents, start.exclusions[""].running),
+            *filter(None, [rows.store.note]),
         ]
+        return ItemFacts(
+            strategy=f"packed {pack.strategy}",
+            notes=notes,
+            held_bytes=rows.held_bytes + self.tokens.memory_bytes,
+            built_bytes=rows.built_bytes,
+            counts=counts,
+        )
+
+    def _stream(self, epoch: int, exclusions: Exclusions, width: int, origin: int = 0) -> PackedStream:
+        """Return the order of an epoch, from a token on, as sequences of a width."""
+        rows, seed = self.rows, self.rows.options.shuffle_seed
+        tokens = self.tokens.of_epoch(seed, epoch).of_length(width)
+        own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
+        key = epoch, exclusions.digest, origin, width
+        made = partial(_checked_stream, self, tokens, self.columns)
+        return self._streams.of(key, lambda: made(rows.of_epoch(exclusions, epoch), rows.draws.most, **own))
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedPosition(SamplePosition):
+    """How much of an epoch a job has done whose ranks take as much work of attention each."""
+
+    items: PackedStream = field(kw_only=True, compare=False, repr=False)
 
     @override
-    def counts_of(self, position: SamplePosition) -> PackCounts | None:
-        """Return what packing makes of the documents of an epoch; its order is walked for that.
+    def batches(self, rank: int) -> GlobalBatches:
+        plan = SamplePosition.batches(self, rank)
+        if plan.topology.num_ranks == 1:
+            return plan
+        return BalancedBatches(plan.total, plan.start, plan.topology, rank, plan.first, plan.aligned, items=self.items)
 
-        None where sequences have several lengths.
-        """
-        if self.by_step.changes_length:
-            return None
-        return self.stream(position).counts()
 
-    def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
-        """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
-        seed, length = self.options.shuffle_seed, self.by_step.length_at(epoch) if seq_len is None else seq_len
-        tokens = self.tokens.of_epoch(seed, epoch).of_length(length)
-        own: dict[str, Any] = {"seed": seed, "epoch": epoch, "origin": origin}
-        key = epoch, exclusions.digest, origin, length
-        made = partial(_checked_stream, self, tokens, self.columns)
-        return self._streams.of(key, lambda: made(self._of_epoch(exclusions, epoch), self.draws.most, **own))
+def open_sequences(
+    source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None, parts: Parts | None = None
+) -> ItemsJob:
+    """Survey a table, check the options against it, and count its documents; see `open_job`."""
+    table, options = surveyed(source, options, cache)
+    pack = cast("Pack", options.pack)
+    bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
+    by_epoch = takes_epoch(pack.documents)
+    kept = as_stored(pack) if by_epoch else pack
+    stage = KeptDocuments(kept, table.schema, options.column_names or (), bounds)
+    in_place = TokensInPlace.of(table, options, stage)
+    if in_place is not None and (columns := in_place.to_measure):
+        measure = MeasuredDocuments(kept, in_place.table.schema)
+        own = replace(_of_documents(options, pack), columns=columns, row_id=False)
+        measured = stored_rows(in_place.table, own, cache, measure, parts=parts)
+        in_place = replace(in_place, measured=measured.store.rows)
+    rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place, parts)
+    tokens, cut_fields = StoredTokens(rows.store, pack), stage.token_fields
+    if by_epoch:
+        changing = ChangingDocuments(pack, stage, table.schema)
+        tokens = ChangedTokens(rows.store, pack, changing, options.shuffle_seed)
+        cut_fields = changing.token_fields
+    others = list(rows.columns)[len(cut_fields) :]
+    delivered = schema_of_sequences(cut_fields, [entry.with_type(opened_type(entry.type)) for entry in others])
+    topology = topology_of(options, ranks.num_ranks)
+    make_codec(with_padding(delivered, topology), TypePolicy.of(options))
+    refusal = ""
+    if not pack.permutes_documents:
+        refusal = _OF_WINDOWS
+    items = PackedItems(
+        rows=live_rows_of(rows, options, word="documents", refusal=refusal),
+        columns=delivered,
+        row_bytes=pack.longest * bytes_of_token(cut_fields),
+        documents=rows.columns,
+        tokens=tokens,
+    )
+    return ItemsJob.of(items, options, ranks.rank, topology, fork_safe=rows.fork_safe)
 
 
 def _checked_stream(items: PackedItems, tokens: StoredTokens, *order: Any, **own: Any) -> PackedStream:
@@ -358,7 +332,7 @@ def _checked_stream(items: PackedItems, tokens: StoredTokens, *order: Any, **own
     most, longest = tokens.lengths.longest
     if most <= pack.width:
         return made
-    [span] = items.spans_of(items.store.rows().ids(np.array([longest])))
+    [span] = items.rows.spans_of(items.rows.store.rows().ids(np.array([longest])))
     raise TableError(
         f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.width}; "
         'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
@@ -384,14 +358,6 @@ def _as_delivered(documents: pa.Schema, columns: pa.Schema, pack: Pack) -> pa.Sc
     for place, own in enumerate(list(columns)[: len(pack.cut_columns)]):
         fields[place] = fields[place].with_type(pa.large_list(kept_type(own.type.value_type)))
     return pa.schema(fields)
-
-
-def _refuse_windows(pack: Pack, what: str) -> None:
-    if not pack.permutes_documents:
-        raise ConfigError(
-            f'{what} removes documents, but strategy="windows" cuts tokens without regard to documents; use '
-            'strategy="concat", or filters='
-        )
 
 
 def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:

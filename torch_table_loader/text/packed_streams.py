@@ -64,14 +64,14 @@ def _reader(job: StreamJob, key: EpochKey) -> TaskReader:
     """Return what reads the job's documents in an epoch, with their row ids."""
     pack, options = cast("Pack", job.options.pack), job.options
     stage = stage_of(pack, job.table.schema, (ROW_ID,)).in_blocks(job.block)
-    reader = job.table.reader(pack.reads(None), options.filters, row_ids=True, max_rows=job.read_rows, stage=stage)
+    reader = job.table.reader(pack.reads(None), row_ids=True, max_rows=job.read_rows, stage=stage)
     return reader.of_epoch(key, shuffle=bool(options.shuffle))
 
 
 def _ids_of(runs: Sequence[PackedRows], codec: PackedCodec, seq_len: int) -> Ints:
     """Return the row id of each document under each sequence of rows that follow one another."""
     none = np.empty(0, dtype=np.int64)
-    width = seq_len if codec.keeps_runs else codec.width
+    width = seq_len if codec.runs is not None else codec.width
     before = np.cumsum([0, *(rows.num_rows * codec.width for rows in runs)]).tolist()
     at = np.concatenate([none, *(rows.parts.at + start for rows, start in zip(runs, before, strict=False))])
     last = at + np.concatenate([none, *(rows.parts.length for rows in runs)]) - 1

@@ -20,15 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.arrow.datatypes import decoded_type
+from torch_table_loader.engine.jobs.modes import stream_job
 from torch_table_loader.engine.jobs.resolve import columns_of
-from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.ray_cluster import check_mark, shared_mark
 from torch_table_loader.errors import ConfigError, ResumeError, StorageError, TableError, TableLoaderError, WorkerError
 from torch_table_loader.local_files import new_file, read_regular, write_whole
 from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.splits import SegmentTable
-from torch_table_loader.predicates.filter_form import key_if_filtered
 from torch_table_loader.ranges import TasksAhead
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
@@ -39,6 +38,7 @@ from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
+    from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.ray_cluster import RayCluster
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.ranges import FetchSettings
@@ -167,10 +167,10 @@ def chat_of(tokenizer: str, template: str | None, tools: str | None) -> Chat:
 
 
 def _job_of(dataset: TableDataset) -> StreamJob:
-    job = dataset.job
     if dataset.options.pack is not None:
         raise ConfigError("pack= packs tokens, which do not exist yet; pass it to the dataset of the token table")
-    if not isinstance(job, StreamJob) or not job.strategy.cuts:
+    job = stream_job(dataset.job)
+    if job is None or not job.strategy.cuts:
         raise ConfigError(
             "a table to tokenize is read split by split, in its order; leave shuffle= out, and a split_strategy= that "
             "deals splits to ranks by itself"
@@ -182,12 +182,12 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextRe
     """Return what reads the parts, and what a token table is bound to."""
     table, options = job.table, job.options
     splits = job.strategy.cut(table.layout)
-    segments = SegmentTable.of(splits, filtered=options.filters is not None)
+    segments = SegmentTable.of(splits, filtered=table.filtered)
     tasks = tuple(segments.task(split, 0, -1) for split in range(len(splits)))
     max_rows = sizes().text_batch_rows
     reader = TextReader(
-        table.reader(columns_of(table, options), options.filters, row_ids=options.row_id, max_rows=max_rows),
-        table.reader((), options.filters, row_ids=True, max_rows=max_rows),
+        table.reader(columns_of(table, options), row_ids=options.row_id, max_rows=max_rows),
+        table.reader((), row_ids=True, max_rows=max_rows),
         tuple(table.layout.file_starts.tolist()),
         tuple(file.name for file in table.files),
         tasks or (None,),
@@ -197,7 +197,7 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextRe
         "format": _FORMAT,
         "table": content_key(table.fingerprint, table.files),
         "snapshot": table.snapshot_id,
-        "filter": key_if_filtered(options.filters, table.schema),
+        "filter": table.filter_key,
         "columns": [f"{field.name}: {field.type}" for field in reader.reader.schema],
         "splits": splits.digest(),
         "tokenizer": tokenizer.name,

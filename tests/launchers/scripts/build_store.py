@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.contracts import Storage
-from torch_table_loader.dataset import table_rows
+from torch_table_loader.dataset import live_rows
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
@@ -93,7 +93,7 @@ def in_a_loader(work: Path, table: str) -> None:
         table, shuffle="rows", batch_size=64, even_ranks="pad", num_ranks="auto", row_store=str(work / "meet-stores")
     )
     rows = [row for batch in loader for row in batch["x"][~batch["padding"]].tolist()]
-    seen = {"built": sorted(table_rows(dataset, "a test").store.built), "rows": rows}
+    seen = {"built": sorted(live_rows(dataset, "a test").store.built), "rows": rows}
     (work / f"{dist.get_rank()}.json").write_text(json.dumps(seen))
     dist.barrier()
     dist.destroy_process_group()

@@ -38,11 +38,6 @@ _PIN = "pin the files of the first run with files= (dataset.save_files(path) kee
 
 def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> Bound:
     """Return the table and options that a state is bound to; `strategy` is a name, and `splits` a hash."""
-    filters = None
-    if options.filters is not None:
-        from torch_table_loader.predicates.filter_form import filter_key
-
-        filters = filter_key(options.filters, table.schema)
     about = {
         "fingerprint": table.fingerprint,
         "files": len(table.files),
@@ -55,7 +50,7 @@ def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: st
     }
     asked = {
         "columns": _columns(columns),
-        "filters": filters,
+        "filters": table.filter_key,
         "shuffle": bool(options.shuffle),
         "shuffle_seed": options.shuffle_seed,
         "split_strategy": strategy,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.planning.stages import Stage
 from torch_table_loader.samples import LENGTH
 from torch_table_loader.schedules import Done, Schedule
 
@@ -77,6 +78,17 @@ class ByStep:
         rows, ranks = sizes.at(epoch, done), self.topology.num_ranks
         batch = min(self.options.most_rows, rows // ranks)
         return replace(self.topology, batch_size=batch, micro_batches=rows // (ranks * batch))
+
+    def stage_at(self, epoch: int, done: Done | None = None) -> Stage:
+        """Return the stage that begins at a place of an epoch of items; None: at its start."""
+        if (sizes := self.schedules.get("global_batch_size")) is None:
+            return Stage(self.topology)
+        if done is None:
+            done = Done()
+        aligned = 0
+        if sizes.unit != "steps" and not epoch:
+            aligned = sizes.begin(done)
+        return Stage(self.topology_of(epoch, done), aligned=aligned)
 
     def length_at(self, epoch: int, step: int = 0) -> int:
         """Return the width of the samples of a step."""

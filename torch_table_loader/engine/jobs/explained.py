@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from torch_table_loader.engine.machine import ranks_on_this_node, threads_of_lan
 from torch_table_loader.engine.sizing import LANE_COPIES, collated_ahead
 from torch_table_loader.engine.survey import described
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.global_batches import steps_of_ranks
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.table import Table
+    from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.order_sample import OrderSample
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
     from torch_table_loader.samples import SampleCounts
@@ -109,6 +111,58 @@ def _sums_of(tables: Collection[Table]) -> dict[str, Any]:
         "file_sizes": SizeCounts.of(np.concatenate([layout.file_bytes for layout in layouts])),
         "group_sizes": SizeCounts.of(np.concatenate([layout.group_bytes for layout in layouts])),
     }
+
+
+def explained_by_places(
+    job: Job,
+    epoch: int,
+    plans: Sequence[GlobalBatches],
+    *,
+    strategy: str,
+    live_rows: int,
+    lane_bytes: int,
+    held_bytes: int,
+    notes: Sequence[str],
+    open_bytes: int = 0,
+    built_bytes: int = 0,
+    splits: int = 0,
+    counts: SampleCounts | None = None,
+) -> Explanation:
+    """Explain an epoch from its start; see `KnownEpoch`.
+
+    Args:
+        plans: the batches of each stage.
+    """
+    lanes, ranks = range(job.topology.lanes), range(job.topology.num_ranks)
+    endless = any(own.endless for own in plans)
+    steps = [sum(own.batches_before(own.steps)[lane] for own in plans) for lane in lanes]
+    rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
+    known = KnownEpoch(
+        epoch=epoch,
+        strategy=strategy,
+        splits=splits,
+        live_rows=live_rows,
+        rows_per_rank=None if endless else [sum(replace(own, rank=rank).num_rows for own in plans) for rank in ranks],
+        steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
+        steps=None if endless else sum(own.steps for own in plans),
+        loads=[(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
+        lane_bytes=lane_bytes,
+        open_bytes=open_bytes,
+        built_bytes=built_bytes,
+        held_bytes=held_bytes,
+        notes=[*notes, *_notes_of_steps(job, plans[0])],
+        counts=counts,
+    )
+    return explained(job, known)
+
+
+def _notes_of_steps(job: Job, plan: GlobalBatches) -> list[str]:
+    """Say what a step of the optimizer is, where it is not one batch."""
+    micro = job.topology.micro_batches
+    rows = micro * plan.global_batch_size
+    if micro > 1:
+        return [f"a step of the optimizer is {micro} batches of each rank, {rows:,} rows"]
+    return []
 
 
 def _memory_of(job: Job, known: KnownEpoch) -> dict[str, Any]:

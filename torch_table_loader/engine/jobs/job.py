@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from typing_extensions import override
+
+from torch_table_loader.engine.jobs.asked import NOTHING, Asked
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.codecs import Codecs
+from torch_table_loader.engine.jobs.placed import planned_at, warn_of_uneven_stages
 from torch_table_loader.engine.jobs.resolve import with_padding
 from torch_table_loader.engine.jobs.walk import Walked
 from torch_table_loader.engine.machine import threads_of_lanes
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.explanation import Explanation
-    from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
     from torch_table_loader.engine.jobs.file_places import FilePlaces
+    from torch_table_loader.engine.jobs.live_rows import LiveRows
     from torch_table_loader.engine.jobs.planner import PlannedStage
     from torch_table_loader.engine.saved_state import Bound, Kind, SavedState
     from torch_table_loader.engine.state_records import Written
@@ -38,20 +41,6 @@ _NO_FILES = (
 )
 
 
-@dataclass(slots=True)
-class Asked:
-    """What the caller asks of epochs that run; `Job.current` takes it up.
-
-    Args:
-        changes: how often something else was asked for.
-    """
-
-    changes: int = 0
-
-
-_NOTHING = Asked()
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(Walked):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
@@ -63,31 +52,22 @@ class Job(Walked):
         codecs: what decodes rows, for any shape of the job.
     """
 
-    rank: int
     row_bytes: int
     columns: pa.Schema
     fork_safe: bool
     codecs: Codecs = field(default_factory=Codecs, repr=False)
 
-    can_be_mixed: ClassVar[bool] = False
-    """Whether the job may become a source of a mixture, which takes steps of its own."""
-
-    @property
-    def sources(self) -> Mapping[str, Any]:
-        """The jobs of single tables whose rows come, by name; of a table alone, the job itself by the name ""."""
-        return {"": self}
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """The tables, by name of their source."""
-        return {name: source.table for name, source in self.sources.items()}
-
     kind: ClassVar[Kind]
 
     @property
+    @abstractmethod
+    def tables(self) -> Mapping[str, Table]:
+        """The tables, by name of their source; a table alone has the name ""."""
+
+    @property
     def asked(self) -> Asked:
-        """What the caller asks of epochs that run."""
-        return _NOTHING
+        """What the caller asks of epochs that run; `next_stage` takes it up."""
+        return NOTHING
 
     @property
     @abstractmethod
@@ -122,13 +102,15 @@ class Job(Walked):
         return replace(self, topology=replace(self.topology, lanes=lanes))
 
     @property
-    def exclusion_states(self) -> Mapping[str, ExclusionState]:
-        """What the caller excluded, by name of the source; empty for streams."""
+    def live_rows(self) -> Mapping[str, LiveRows]:
+        """The rows that the caller may exclude one by one, by name of their source; empty for streams."""
         return {}
 
     def current(self, position: Any) -> Any:
-        """Return a position with what the caller changed since; the position itself if nothing did."""
-        return position
+        """Return a position with what the caller asked for since; the position itself if that changes nothing."""
+        if self.asked is NOTHING:
+            return position
+        return self.next_stage(position)
 
     @property
     def own_records(self) -> tuple[str, ...]:
@@ -139,7 +121,7 @@ class Job(Walked):
         """Return what a state says beside the core's part, by key."""
         return {}
 
-    @cached_property
+    @property
     def bounds(self) -> Mapping[str, Bound]:
         """The tables and options that a state is bound to, by name of their source."""
         return {"": self.bound}
@@ -165,8 +147,6 @@ class Job(Walked):
         Raises:
             TableError: names the column, a file, and the remedies.
         """
-        if self.options.filters is not None:
-            return
         sensitive = self.codec_of(self.samples.width).null_sensitive
         for table in self.tables.values():
             table.refuse_nulls(sensitive.intersection(table.schema.names))
@@ -178,9 +158,13 @@ class Job(Walked):
             ConfigError: names the option.
         """
 
-    @abstractmethod
+    @override
+    def planned(self, position: Any) -> PlannedStage:
+        return planned_at(self, position)
+
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
+        warn_of_uneven_stages(self)
 
     @property
     def schema(self) -> pa.Schema:
@@ -221,9 +205,10 @@ class Job(Walked):
     def explain(self, epoch: int) -> Explanation:
         """Return the plan of an epoch and the reasons for it."""
 
-    @abstractmethod
     def close_clients(self) -> None:
         """Close the stores' clients of this process, so that none crosses into another."""
+        for table in self.tables.values():
+            table.storage.close()
 
     def codec_of(self, width: int) -> RowsCodec[Any]:
         """Return what decodes the rows of samples of a width.

@@ -1,8 +1,8 @@
-"""The orders that `shuffle=` can name, and the job of each: the only place that knows their names."""
+"""The orders that `shuffle=` can name, and the job of each: the only place that knows names, and tells jobs apart."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow.types as kinds
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
+    from torch_table_loader.engine.jobs.items_job import ItemsJob
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.rank_info import RankInfo
@@ -55,16 +56,30 @@ def open_job(
     """
     if options.shuffle == "rows":
         if options.budget is not None:
-            from torch_table_loader.engine.jobs.budget_rows import BudgetRows
+            from torch_table_loader.engine.jobs.budget_rows import open_budgets
 
-            return BudgetRows.of(source, options, ranks, cache, parts)
+            return open_budgets(source, options, ranks, cache, parts)
         if options.samples.are_rows:
-            from torch_table_loader.engine.jobs.table_rows import TableRows
+            from torch_table_loader.engine.jobs.table_rows import open_rows
 
-            return TableRows.of(source, options, ranks, cache, parts)
+            return open_rows(source, options, ranks, cache, parts)
         items: Job = options.samples.parts.items_of(source, options, ranks, cache, parts)
         return items
     return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy, parts=parts)
+
+
+def stream_job(job: Job) -> StreamJob | None:
+    """Return a job that reads the splits of one table; None if it is another."""
+    if isinstance(job, StreamJob):
+        return job
+    return None
+
+
+def items_job(job: Job) -> ItemsJob | None:
+    """Return a job whose items are gathered by index; None if it is another."""
+    if job.kind != "items":
+        return None
+    return cast("ItemsJob", job)
 
 
 def open_stream(
@@ -108,7 +123,7 @@ def open_stream(
         read_rows = min(read_rows, units.in_rows(mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
     most = {"max_rows": read_rows, "max_bytes": options.memory}
-    reader = table.reader(columns, options.filters, row_ids=ids, stage=stage, encoded=encoded, **most)
+    reader = table.reader(columns, row_ids=ids, stage=stage, encoded=encoded, **most)
     schema = delivered(table, reader.schema, options)
     fork_safe = all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None)
     job = StreamJob(

@@ -94,8 +94,7 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
         TableError: one in which a null is an error, and statistics prove one.
     """
     codec = make_codec(schema, TypePolicy.of(options))
-    if options.filters is None:
-        table.refuse_nulls(codec.null_sensitive & frozenset(columns))
+    table.refuse_nulls(codec.null_sensitive & frozenset(columns))
     return codec
 
 
@@ -174,7 +173,7 @@ def counter_of(
         stage: makes other rows from the live ones; or None.
         parts: those of which the options' filter is one, if datasets of the others count with this one.
     """
-    layout, reads = table.layout, options.filters is not None or table.layout.must_count or stage is not None
+    layout, reads = table.layout, table.filtered or table.layout.must_count or stage is not None
     if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
         return None
     from torch_table_loader.predicates.filter_form import filter_key
@@ -187,12 +186,12 @@ def counter_of(
     if stage is not None:
         depends += f"-{stage.key}"
         columns, nothing, by_epoch = stage.reads, stage.nothing, stage.counts_by_epoch
-    key = filter_key(options.filters, table.schema) + depends
-    filters, counts = options.filters, {key: Counts(layout)}
+    key = filter_key(table.filters, table.schema) + depends
+    counting, counts = table, {key: Counts(layout)}
     if parts is not None:
         of_parts = {filter_key(parts.joined(each), table.schema) + depends: each for each in parts.filters}
         if key in of_parts:  # not so where the table's own format joined the filters in another way
-            filters, of_parts = parts.base, {key: of_parts[key], **of_parts}
+            counting, of_parts = replace(table, filters=parts.base), {key: of_parts[key], **of_parts}
             counts = {name: parts.counts_of(name, each, layout) for name, each in of_parts.items()}
     if table.estimated or table.left_out or by_epoch:
         # What is counted of estimated row groups, or of a file of which parts are left out, or of one epoch, fits no
@@ -200,7 +199,7 @@ def counter_of(
         cache = None
     return LiveCounter(
         table,
-        table.reader(columns, filters, row_ids=by_epoch, stage=stage),
+        counting.reader(columns, row_ids=by_epoch, stage=stage),
         counts,
         cache,
         threads=usable_cpus(),
@@ -267,7 +266,7 @@ def planner_of(
         topology_of(options, num_ranks),
         shuffle=bool(options.shuffle),
         seed=options.shuffle_seed,
-        filtered=options.filters is not None or stage is not None,
+        filtered=table.filtered or stage is not None,
         counter=counter_of(table, options, cache, fetching, stage, parts),
         by_file=options.batch_by == "file",
     )

@@ -129,9 +129,10 @@ class StreamJob(Job):
         planner = self.planner.with_topology(replace(self.topology, lanes=lanes))
         return replace(self, planner=planner, topology=planner.topology)
 
+    @property
     @override
-    def close_clients(self) -> None:
-        self.table.storage.close()
+    def tables(self) -> Mapping[str, Table]:
+        return {"": self.table}
 
     @override
     def bounds_before_growth(self, saved: SavedState) -> Mapping[str, Bound]:

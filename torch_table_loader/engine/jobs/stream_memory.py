@@ -63,14 +63,14 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes
     block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
-    documents = 2 * max(reading.rows, block) * job.row_bytes
+    table_rows = 2 * max(reading.rows, block) * job.row_bytes
     dealt = None if mixing is None else -(-window // options.batch_rows)
     batches = batches_in_flight(options, batching.at_once, batching.blocks, dealt)
     made = batches * options.batch_rows * batching.unit_bytes
     if mixing is not None:  # each split that is open, or read ahead, has a block of its own
         blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes
-        return held + made, open_bytes + documents + blocks
-    return window * batching.unit_bytes + made, open_bytes + documents
+        return held + made, open_bytes + table_rows + blocks
+    return window * batching.unit_bytes + made, open_bytes + table_rows
 
 
 def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:

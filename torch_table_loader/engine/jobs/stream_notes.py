@@ -83,10 +83,10 @@ def notes_of_stream(
         fewer = np.flatnonzero(layout.group_live != layout.group_rows)
         deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
         notes.append(f"deletes, or other parts, leave rows of {deleting:,} of {len(layout):,} data files out")
-    if options.filters is not None:
+    if table.filtered:
         pruned, groups = layout.pruned_groups, len(layout.group_rows)
         notes.append(
-            f"the filter {options.filters} prunes {pruned:,} of {groups:,} row groups by partition values and "
+            f"the filter {table.filters} prunes {pruned:,} of {groups:,} row groups by partition values and "
             "statistics; the others are read and filtered row by row"
         )
         if not options.count_filtered:

@@ -29,6 +29,7 @@ class Walked(ABC):
     """
 
     options: LoaderOptions
+    rank: int
     topology: Topology
     schedules: Mapping[str, Schedule]
 
@@ -179,4 +180,4 @@ class Walk:
             if until is None or sample < until * size:
                 break
             sample -= until * size
-        return int(stage.steps_before) + sample // size
+        return int(stage.steps_before + stage.step_of(sample, size))

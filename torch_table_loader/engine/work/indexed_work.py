@@ -20,7 +20,7 @@ from torch_table_loader.errors import TableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.batching.rows import Rows, RowsCodec
     from torch_table_loader.batching.uneven import UnevenCodec, UnevenRows
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.planning.budgets import BudgetBatches
@@ -137,3 +137,12 @@ class BudgetWork(IndexedWork):
     @override
     def formed(self, rows: Rows, steps: list[int]) -> Rows:
         return self.codec.of_sizes(cast("UnevenRows", rows), self.plan.sizes_of(steps))
+
+
+def work_of(*, plan: GlobalBatches, codec: RowsCodec[Any], **fields: Any) -> IndexedWork:
+    """Return the work of a plan, whose batches have one size or several; a codec then counts batches."""
+    if plan.same_size:
+        return IndexedWork(plan=plan, codec=codec, **fields)
+    from torch_table_loader.batching.uneven import UnevenCodec
+
+    return BudgetWork(plan=cast("BudgetBatches", plan), codec=UnevenCodec(codec), **fields)

@@ -226,15 +226,15 @@ class StreamWork(LaneWork):
         self, stretch: Stretch, sizes: WindowSizes, length: int, first: int = 0
     ) -> WindowShuffle[Any] | WindowDeal[Any]:
         """Return what shuffles the rows of a stretch; only where they are dealt it matters how many these are."""
-        if stretch.dealt and not self.codec.keeps_runs:
+        if stretch.dealt and self.codec.runs is None:
             return WindowDeal(self.codec, sizes, length, partial(self._dealing, stretch), first)
         return WindowShuffle(self.codec, sizes, partial(self._permute, stretch), first)
 
     def _permute(self, stretch: Stretch, number: int, parts: Sequence[Rows]) -> Rows:
         length = sum(part.num_rows for part in parts)
         about = length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number)
-        if self.codec.keeps_runs:
-            return cast("Rows", self.codec.permuted_runs(parts, order_of_runs(*about)))
+        if (kept := self.codec.runs) is not None:
+            return cast("Rows", kept.permuted_runs(parts, order_of_runs(*about)))
         return cast("Rows", self.codec.taken(parts, order_of(*about)))
 
     def _dealing(self, stretch: Stretch, number: int, length: int) -> Dealing:
@@ -244,12 +244,12 @@ class StreamWork(LaneWork):
         """Read an older window whole, and deliver the part of its order that this lane was given."""
         [(_, start, stop)] = stretch.runs
         window = self._older_window(stretch)
-        if self.codec.keeps_runs:
+        if (kept := self.codec.runs) is not None:
             parts = list(_views(self._read(window.segments, window.runs, read, _none)))
             about = sum(part.num_rows for part in parts), window.dealt, self.seed, self.epoch, window.name
-            rows = self.codec.permuted_runs(parts, order_of_runs(*about))
+            rows = kept.permuted_runs(parts, order_of_runs(*about))
             left = np.arange(stretch.start, stop - start) >= padded_from
-            return cast("Rows", self.codec.padded(rows.slice(start + stretch.start, stop), left))
+            return cast("Rows", kept.padded(rows.slice(start + stretch.start, stop), left))
         places = window.order(self.seed, self.epoch)[start + stretch.start : stop]
         padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
         padding[places] = np.arange(stretch.start, stop - start) >= padded_from

@@ -403,25 +403,25 @@ class FmsFsdpFile(GroupedFile):
     @override
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         data = self._bytes_of(group)
-        documents = self._documents(data)
+        batches = self._batches_of(data)
         rows = self._meta.group_rows[group]
-        if len(documents) != rows:
+        if len(batches) != rows:
             raise TableError(
                 f"{self._file.name}, row group {group} must be {rows} record batches, as its footer says, got "
-                f"{len(documents)}; it is damaged: write it again"
+                f"{len(batches)}; it is damaged: write it again"
             )
         offsets = np.zeros(rows + 1, np.int64)
-        np.cumsum([document.num_rows for document in documents], out=offsets[1:])
+        np.cumsum([batch.num_rows for batch in batches], out=offsets[1:])
         if offsets[-1] >= 2**31:
             raise TableError(
                 f"{self._file.name}, row group {group} has {offsets[-1]} tokens, and lists hold {2**31 - 1}; "
                 "write it again with shorter documents"
             )
-        table = pa.Table.from_batches(documents, self._stored)
+        table = pa.Table.from_batches(batches, self._stored)
         table.validate()
         ends = pa.array(offsets.astype(np.int32))
         arrays = [
-            self._places(group, data, documents)
+            self._places(group, data, batches)
             if name == PLACE
             else pa.ListArray.from_arrays(ends, self._flat(group, name, table.column(name)))
             for name in columns
@@ -439,16 +439,16 @@ class FmsFsdpFile(GroupedFile):
             )
         return column.combine_chunks()  # it copies, even a single chunk
 
-    def _places(self, group: int, data: pa.Buffer, documents: Sequence[pa.RecordBatch]) -> pa.Array:
+    def _places(self, group: int, data: pa.Buffer, batches: Sequence[pa.RecordBatch]) -> pa.Array:
         """Return where the tokens of each document begin in the file; an empty one has the place of the one before."""
         (start, _), column = (self._meta.group_ranges or ())[group], self._stored.get_field_index(TOKENS)
         width = self._stored.field(column).type.bit_width // 8
         places, place = [], -(-start // width)
-        for number, document in enumerate(documents):
-            if document.num_rows:
-                at = document.column(column).buffers()[1].address - data.address
+        for number, batch in enumerate(batches):
+            if batch.num_rows:
+                at = batch.column(column).buffers()[1].address - data.address
                 place, odd = divmod(start + at, width)
-                if odd or not 0 <= at <= data.size - document.num_rows * width:
+                if odd or not 0 <= at <= data.size - batch.num_rows * width:
                     raise TableError(
                         f"{self._file.name}, row group {group}: record batch {number} must be aligned, and "
                         "not compressed, as the file's first one is, to be read in place; pass row_store= a folder or "
@@ -466,7 +466,7 @@ class FmsFsdpFile(GroupedFile):
             raise TableError(f"{self._file.name} ends before byte {stop}; it was cut: restore it, or write it again")
         return data
 
-    def _documents(self, data: pa.Buffer) -> list[pa.RecordBatch]:
+    def _batches_of(self, data: pa.Buffer) -> list[pa.RecordBatch]:
         """Decode the record batches of a row group, which follow one another as in a stream."""
         with sized(pa.BufferReader(data)):
             messages = pa.ipc.MessageReader.open_stream(data)

@@ -36,7 +36,7 @@ _BATCH_OF_DICTIONARY = 1
 BUFFERS, COMPRESSION, VARIADIC = 2, 3, 4
 BUFFER = struct.Struct("<qq")
 
-_MOST_GROWTH = {0: 256, 1: 1 << 15}
+_MOST_RATIO = {0: 256, 1: 1 << 15}
 """By codec, bytes that one compressed byte can become: LZ4 repeats up to 255; zstd makes 128 KiB of four."""
 
 _SLACK = 1 << 17
@@ -233,12 +233,12 @@ def batch_of_message(message: FlatTable) -> FlatTable | None:
 
 def _check_buffers(source: pa.NativeFile, batch: FlatTable, body: int, num_bytes: int) -> None:
     compression = batch.table(COMPRESSION)
-    growth = 0 if compression is None else _MOST_GROWTH.get(compression.byte(0) or 0, 0)
+    ratio = 0 if compression is None else _MOST_RATIO.get(compression.byte(0) or 0, 0)
     start, count = batch.vector(BUFFERS)
     for offset, length in BUFFER.iter_unpack(batch.data[start : start + count * BUFFER.size]):
         if not 0 <= offset <= offset + length <= num_bytes or length < 0:
             raise ValueError(f"a buffer says bytes {offset} to {offset + length} of a body of {num_bytes} bytes")
-        if growth and length >= 8:
+        if ratio and length >= 8:
             (raw,) = struct.unpack("<q", source.read_at(8, body + offset))
-            if raw > length * growth + _SLACK:
+            if raw > length * ratio + _SLACK:
                 raise ValueError(f"a buffer of {length} bytes says that it has {raw} decompressed, which it cannot")

@@ -1,0 +1,68 @@
+"""pyarrow's Parquet files without a list for each column, of all of which Python's collector would take notice.
+
+Both methods are hooks of pyarrow that it does not document. A version without them reads the same, and slower.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class WideParquet(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
+    """A file of any number of columns, which are looked up when they are asked for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Open a file, by the arguments of `pyarrow.parquet.ParquetFile`."""
+        self._places: dict[tuple[str, ...], list[int]] = {}
+        super().__init__(*arguments, **options)
+
+    def _build_nested_paths(self) -> Leaves:
+        """Return where pyarrow looks up columns."""
+        return Leaves(self.reader)
+
+    def _get_column_indices(self, column_names: Sequence[str] | None, **options: Any) -> Any:
+        """Look the columns of a read up once, since row groups are read with the same ones."""
+        if column_names is None or any(options.values()):
+            return super()._get_column_indices(column_names, **options)
+        names = tuple(column_names)
+        if names not in self._places:
+            self._places[names] = super()._get_column_indices(names)
+        return self._places[names]
+
+
+class Leaves:
+    """The places of the leaves of a column, or of a field inside it, by its dotted name."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there are any."""
+        return bool(self[name])
+
+    def __getitem__(self, name: str) -> list[int]:
+        """Return the places; none of a name that the file lacks."""
+        place = -1
+        if len(self._schema) == self._reader.metadata.num_columns:  # each column is one leaf
+            place = self._schema.get_field_index(name)
+        if place >= 0:
+            return [place]
+        return self._by_name.get(name, [])
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return self._reader.schema_arrow
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[int]]:
+        found = defaultdict(list)
+        for place, path in enumerate(self._reader.column_paths):
+            for depth in range(len(path)):
+                found[".".join(path[: depth + 1])].append(place)
+        return dict(found)

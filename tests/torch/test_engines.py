@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import torch
 from tests.effort import daily
 from tests.leaks import children, lane_threads
 from tests.tables.plain import as_values, deliver, make, write_table
-from torch_table_loader import StructuredDataset
+from torch_table_loader import StructuredDataset, TableError
+from torch_table_loader.engine.sizing import BLOCKS_AHEAD, SPARE_SLOTS
+from torch_table_loader.engine.workers import processes
 from torch_table_loader.read.tasks import TaskReader
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
@@ -90,6 +94,114 @@ def test_workers_of_a_fork_server_have_the_environment_of_today(
             monkeypatch.setenv("A_VARIABLE_OF_THIS_TEST", value)
         loader, _ = StructuredDataset.create_dataloader(str(tmp_path), collate_fn=with_a_variable, **options)
         assert [found for _, found in loader] == [value]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("mode", [{"shuffle": True}, {"shuffle": "rows"}], ids=str)
+@daily(lambda method, mode: method == "fork")
+def test_later_epochs_of_processes_that_wait_are_those_of_threads(table: Path, method: str, mode: Any) -> None:
+    served, threads = make(table, method, **mode), make(table, **mode)
+    pids = []
+
+    def alike(epoch: int, steps: int | None = None) -> None:
+        for loader in (served, threads):
+            loader.set_epoch(epoch)
+        for ours, theirs in islice(zip(served, threads, strict=True), steps):
+            assert as_values(ours).rows == as_values(theirs).rows
+        pids.append(children())
+
+    for epoch in (0, 1, 7):
+        alike(epoch)
+    assert pids == [pids[0]] * 3
+    alike(8, steps=3)
+    state = threads.state_dict()
+    gc.collect()
+    assert not children(), "an epoch that is left ends them"
+    for loader in (served, threads):
+        loader.load_state_dict(state)
+    assert [as_values(batch).rows for batch in served] == [as_values(batch).rows for batch in threads]
+    resumed = children()
+    alike(9)
+    assert pids[-1] == resumed
+
+
+def test_what_is_new_in_an_epoch_and_does_not_fit_a_pipe_goes_to_new_processes(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make(table, "process")
+    before = [as_values(batch).rows for batch in loader]
+    waiting = children()
+    monkeypatch.setattr(processes, "_FITS_A_PIPE", 10)
+    assert [as_values(batch).rows for batch in loader] == before
+    assert len(children()) == len(waiting)
+    assert not children() & waiting
+
+
+def test_processes_that_wait_have_the_environment_of_today(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = TaskReader.read
+
+    def refused(self: TaskReader, task: Any) -> Any:
+        if (value := os.environ.get("A_VARIABLE_OF_THIS_TEST")) is not None:
+            raise TableError(value)
+        return read(self, task)
+
+    monkeypatch.setattr(TaskReader, "read", refused)
+    loader = make(table, "fork")
+    steps = len(list(loader))
+    monkeypatch.setenv("A_VARIABLE_OF_THIS_TEST", "it is new")
+    with pytest.raises(TableError, match="it is new"):
+        list(loader)
+    monkeypatch.delenv("A_VARIABLE_OF_THIS_TEST")
+    assert len(list(loader)) == steps
+
+
+_NEWEST = [0]
+
+
+def with_the_newest(batch: Any) -> int:
+    return _NEWEST[0]
+
+
+def test_functions_in_processes_see_what_has_changed_when_an_epoch_begins(table: Path) -> None:
+    loader = make(table, "fork", collate_fn=with_the_newest)
+    for _NEWEST[0] in (1, 2):
+        assert set(loader) == {_NEWEST[0]}
+
+
+def segments() -> set[str]:
+    """List the pieces of shared memory that this process maps."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "/torch_" in line}
+
+
+def named(pids: set[int]) -> list[str]:
+    """List the pieces of shared memory of some processes that have a name, and so could outlive them."""
+    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]  # noqa: S108
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_kept_batches_stay_as_they_are_in_few_pieces_of_shared_memory(table: Path, killed: bool) -> None:
+    gc.collect()
+    before = segments()
+    loader = make(table, "process", batch_size=1)
+    kept = [list(loader) for _ in range(3)]
+    pids = children() | {os.getpid()}
+    assert 0 < len(segments() - before) <= 2 + (len(pids) - 1) * (SPARE_SLOTS + BLOCKS_AHEAD)
+    if killed:
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+    kept.append(list(loader))
+    pids |= children()
+    assert named(pids) == []
+    wanted = list(make(table, batch_size=1))
+    for epoch in kept:
+        assert [batch["x"].tolist() for batch in epoch] == [batch["x"].tolist() for batch in wanted]
+        assert [batch["f"].tolist() for batch in epoch] == [batch["f"].tolist() for batch in wanted]
+    kept.clear()
+    del loader, epoch
+    gc.collect()
+    assert segments() == before
+    assert named(pids) == []
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

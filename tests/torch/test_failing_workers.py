@@ -158,6 +158,18 @@ def test_a_killed_worker_process_is_an_error_at_once(table: Path, count: int, no
     assert len(drain(loader)) == 360
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_that_are_killed_while_they_wait_are_replaced(table: Path, count: int) -> None:
+    loader = make(table, "process", batch_size=1)
+    assert len(drain(loader)) == 360
+    waiting = sorted(children())
+    for pid in waiting[:count]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert len(drain(loader)) == 360
+    assert not set(waiting) & children()
+
+
 @pytest.mark.slow
 def test_a_killed_worker_process_is_named_where_another_thread_takes_the_batches(table: Path) -> None:
     found: list[Exception] = []

@@ -120,12 +120,31 @@ def test_close_stops_the_workers_and_ends_the_epoch(mode: Mode, table: Path, wor
     assert list(batches) == []
 
 
-def test_the_end_of_the_epoch_stops_the_processes(mode: Mode, table: Path) -> None:
-    batches = iter(make(mode, table, "process"))
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def test_the_end_of_the_epoch_stops_processes_in_which_functions_run(mode: Mode, table: Path) -> None:
+    batches = iter(make(mode, table, "process", collate_fn=as_it_is))
     steps = len(batches)
     assert len(list(batches)) == steps >= 120
     assert is_quiet(table)
     assert next(batches, "ended") == "ended"
+
+
+def test_processes_wait_for_the_next_epoch_and_end_with_the_loader(mode: Mode, table: Path) -> None:
+    loader = make(mode, table, "process")
+    workers = []
+    for _ in range(3):
+        batches = iter(loader)
+        assert len(list(batches)) == len(loader)
+        assert next(batches, "ended") == "ended"
+        workers.append(children())
+    assert workers == [workers[0]] * 3
+    assert 1 <= len(workers[0]) <= 2
+    del loader, batches
+    gc.collect()
+    assert is_quiet(table)
 
 
 def test_threads_wait_for_the_next_epoch_and_end_with_the_loader(mode: Mode, table: Path) -> None:
@@ -144,8 +163,9 @@ def test_threads_wait_for_the_next_epoch_and_end_with_the_loader(mode: Mode, tab
     assert is_quiet(table)
 
 
-def test_leaving_a_later_epoch_ends_the_threads_of_the_first(mode: Mode, table: Path) -> None:
-    loader = make(mode, table)
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_leaving_a_later_epoch_ends_the_workers_of_the_first(mode: Mode, table: Path, worker_type: str) -> None:
+    loader = make(mode, table, worker_type)
     assert len(list(loader)) == len(loader)
     for _ in loader:
         break
@@ -161,8 +181,9 @@ def test_two_epochs_at_once_keep_no_more_threads_than_they_had(table: Path) -> N
     assert not any(each.threads._idle for each in copies)
 
 
-def test_a_forked_child_iterates_a_loader_whose_threads_wait(mode: Mode, table: Path) -> None:
-    loader = make(mode, table)
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_a_forked_child_iterates_a_loader_whose_workers_wait(mode: Mode, table: Path, worker_type: str) -> None:
+    loader = make(mode, table, worker_type)
     assert len(list(loader)) == len(loader)
     found = get_context("fork").SimpleQueue()
     child = get_context("fork").Process(target=lambda: found.put(len(list(loader))))
@@ -170,7 +191,9 @@ def test_a_forked_child_iterates_a_loader_whose_threads_wait(mode: Mode, table: 
     assert found.get() == len(loader)
     child.join()
     assert child.exitcode == 0
+    before = children()
     assert len(list(loader)) == len(loader)
+    assert children() == before, "the child has left them alone"
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -308,20 +331,22 @@ def test_nothing_runs_before_the_first_iterator(mode: Mode, table: Path) -> None
 
 @pytest.mark.parametrize("worker_type", ENGINES)
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "1 / 0"])
-@daily(lambda worker_type, ending: worker_type == "process" and ending == "sys.exit(3)")
-def test_the_interpreter_ends_in_the_middle_of_an_epoch(table: Path, worker_type: str, ending: str) -> None:
+@pytest.mark.parametrize("they", ["work", "wait"])
+@daily(lambda worker_type, ending, they: worker_type == "process" and ending == "sys.exit(3)")
+def test_the_interpreter_ends_while_workers_wait_or_work(table: Path, worker_type: str, ending: str, they: str) -> None:
     script = (
         "import sys\n"
         "from torch_table_loader import StructuredDataset\n"
         "loader, _ = StructuredDataset.create_dataloader(sys.argv[1], 'parquet', batch_size=4, num_workers=2,\n"
         "    worker_type=sys.argv[2])\n"
+        "steps = len(list(loader))\n"
         "batches = iter(loader)\n"
-        "next(batches)\n"
-        "print('in the middle')\n"
+        "print(steps == len(loader))\n"
+        "if sys.argv[3] == 'work': next(batches)\n"
         f"{ending}\n"
     )
-    done = run_script(script, str(table), worker_type)
-    assert done.stdout == "in the middle\n"
+    done = run_script(script, str(table), worker_type, they)
+    assert done.stdout == "True\n"
     assert done.returncode == (1 if ending == "1 / 0" else 3)
     assert done.stderr.count("Traceback") == (ending == "1 / 0"), done.stderr
     assert "Exception ignored" not in done.stderr

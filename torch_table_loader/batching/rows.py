@@ -368,17 +368,19 @@ class DealtWhole(CollectedParts[R]):
 class _Carry(Generic[R]):
     """What is left of a chunk when whole batches or windows were cut off: rows that wait for more, in order."""
 
-    __slots__ = ("_codec", "_parts", "num_rows")
+    __slots__ = ("_codec", "_keeps_views", "_parts", "num_rows")
 
-    def __init__(self, codec: RowsCodec[R]) -> None:
+    def __init__(self, codec: RowsCodec[R], *, keeps_views: bool) -> None:
         self._codec = codec
+        self._keeps_views = keeps_views
         self._parts: list[R] = []
         self.num_rows = 0
 
     def add(self, rows: R, start: int) -> None:
         """Keep the rows from `start` on.
 
-        A small rest is copied, since a view would keep the whole chunk in memory until the next one is there.
+        A small rest is copied, since a view would keep the whole chunk in memory until the next one is there; but not
+        where all is copied once it is whole.
         """
         left = rows.num_rows - start
         if left == 0:
@@ -387,7 +389,7 @@ class _Carry(Generic[R]):
             part = rows
         else:
             part = rows.slice(start, rows.num_rows)
-            if left <= start:
+            if left <= start and not self._keeps_views:
                 part = self._codec.concat([part])
         self._parts.append(part)
         self.num_rows += left
@@ -401,14 +403,18 @@ class _Carry(Generic[R]):
 
 
 class ExactBatches(Generic[R]):
-    """Cuts a run of chunks into exact batches; copies only the batches that span chunks."""
+    """Cuts a run of chunks into exact batches; copies only the batches that span chunks.
+
+    Args:
+        copied: whether what is cut is copied anyway, so that nothing is before.
+    """
 
     __slots__ = ("_batch_size", "_carry", "_codec")
 
-    def __init__(self, codec: RowsCodec[R], batch_size: int) -> None:
+    def __init__(self, codec: RowsCodec[R], batch_size: int, *, copied: bool = False) -> None:
         self._batch_size = batch_size
         self._codec = codec
-        self._carry = _Carry(codec)
+        self._carry = _Carry(codec, keeps_views=copied)
 
     def push(self, rows: R) -> list[list[R]]:
         """Add a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.

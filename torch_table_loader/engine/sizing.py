@@ -30,8 +30,9 @@ LANE_COPIES = 3
 """Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches. Most of
 them are copied once more where they turn in one window."""
 
-BLOCK_BYTES = CHUNK_BYTES // 2
-"""Bytes of a block that crosses a process, where a batch is smaller, and a rank has no less memory."""
+BLOCK_BYTES = CHUNK_BYTES
+"""Bytes of a block that crosses a process, where a batch is smaller, and a rank has no less memory: those of a read,
+since each block costs a third of a millisecond in both processes."""
 
 BLOCKS_AHEAD = 2
 """Blocks of a lane that wait to be taken, where the caller set no `prefetch_batches`.
@@ -227,7 +228,7 @@ def blocks_of_a_process(
     that the caller's functions made (`collated`) cross one by one.
 
     >>> blocks_of_a_process(64, 8192, None, collated=False), blocks_of_a_process(64, 8192, 4, collated=True)
-    ((8, 2), (1, 4))
+    ((16, 2), (1, 4))
     """
     batches = 1
     if not collated:
@@ -242,8 +243,9 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
     """Bound the rows that a lane holds, without shuffle windows.
 
     In threads: one read that is being made or cut, one that is being taken, the one before it, of which the trainer has
-    the last batch, and those that the batches which wait are views of. From processes: one read, the block that it
-    fills, the slots that blocks cross in (with a quarter to spare), and one that was copied out.
+    the last batch, and those that the batches which wait are views of. From processes: one read, the one before it, of
+    which a block still has rows, that block, the slots that blocks cross in (with a quarter to spare), and one that was
+    copied out.
 
     Args:
         blocks: batches of a block that crosses a process, and how many blocks of a lane wait.
@@ -252,7 +254,7 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
     if options.processes:
         block_batches, blocks_ahead = blocks
         slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
-        return read_rows + (2 + slots) * block_batches * size
+        return 2 * read_rows + (2 + slots) * block_batches * size
     waiting = BLOCKS_AHEAD
     if options.prefetch_batches is not None:
         waiting = -(-options.prefetch_batches * size // read_rows)

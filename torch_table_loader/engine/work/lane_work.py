@@ -88,9 +88,9 @@ class LaneWork(ABC):
         """Join what the lanes left over to the rows of the rank's last batches, one run a batch; see `joins_tails`."""
         return []
 
-    def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:  # noqa: ARG002 most cut all lanes alike
-        """Return what cuts the rows of a lane after `start` batches, in runs of `unit` batches."""
-        return ExactBatches(self.codec, unit * self.plan.batch_size)
+    def cutter(self, lane: int, start: int, unit: int | None) -> ExactBatches[Any]:  # noqa: ARG002 most cut all alike
+        """Return what cuts the rows of a lane after `start` batches; see `LaneBatches`."""
+        return ExactBatches(self.codec, (unit or 1) * self.plan.batch_size, copied=unit is not None)
 
     def begun(self, start: int) -> list[int]:
         """Return the batches of each lane that were delivered in so many steps; 0 where rows are not counted."""
@@ -206,13 +206,13 @@ class LaneBatches:
         ahead: Fetcher | None = None,
         *,
         joins: bool = False,
-        unit: int = 1,
+        unit: int | None = None,
     ) -> None:
         """Begin a lane after `start` batches of it.
 
         Args:
             joins: read to the very end, and leave the tail in `rest`; else the lane makes its own tail batches.
-            unit: batches of which runs are cut.
+            unit: batches of which runs are cut that are copied into blocks; None where batches are views.
         """
         self.metrics = LaneMetrics(lane)
         self.rest: Rows | None = None

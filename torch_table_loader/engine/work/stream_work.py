@@ -106,10 +106,10 @@ class StreamWork(LaneWork):
                 yield from _views(self._plain(stretch, padded_from, read))
 
     @override
-    def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:
+    def cutter(self, lane: int, start: int, unit: int | None) -> ExactBatches[Any]:
         if not self.plan.by_file:
             return LaneWork.cutter(self, lane, start, unit)
-        return PieceBatches(self.codec, unit * self.plan.batch_size, self.plan.piece_rows(lane, start))
+        return PieceBatches(self.codec, (unit or 1) * self.plan.batch_size, self.plan.piece_rows(lane, start))
 
     def joins_tails(self, start: int) -> bool:
         """Whether every row is read once and the tail batches are joined; not where the resumed stage is in them."""

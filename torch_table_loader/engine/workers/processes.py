@@ -10,10 +10,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
-from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError, UnpicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from torch_table_loader.batching.rows import Batches
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
 from torch_table_loader.engine.workers.executor import LaneExecutor
-from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
+from torch_table_loader.engine.workers.pickling import difference, pickled_batch, pickled_error, restored
 from torch_table_loader.engine.workers.shared_memory import (
     SharedBlock,
     SharedMemoryReceiver,
@@ -88,8 +87,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         info = get_worker_info()
         assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
         if self._is_later:
-            changed, self._begun, environment = self._changes[info.id].recv()
-            self._work = replace(self._work, **changed)
+            self._work, self._begun, environment = restored(self._changes[info.id].recv_bytes(), self._work)
             _take_over(environment)
         self._is_later = True
         lanes, left = range(info.id, self._work.lanes, info.num_workers), self._left.numpy()
@@ -182,7 +180,6 @@ class _Processes:
 
     def __init__(self, work: LaneWork, begun: Sequence[int], context: Any) -> None:
         self._work = work
-        self._home = os.getpid()
         processes = work.servers
         waiting = work.blocks_ahead * -(-work.lanes // processes)
         marks, self._left = new_slots(processes, waiting), shared_zeros(1)
@@ -206,17 +203,11 @@ class _Processes:
     def follow(self, work: LaneWork, begun: Sequence[int]) -> bool:
         """Begin another epoch; return whether the processes can: they live, and what is new is little, and pickles."""
         before = self._work
-        if os.getpid() != self._home or type(work) is not type(before) or work.servers != before.servers:
+        fits = (work.servers, work.lanes, work.blocks_ahead) == (before.servers, before.lanes, before.blocks_ahead)
+        if not fits or not self.messages.is_of_this_process:
             return False
-        pairs = {each.name: (getattr(before, each.name), getattr(work, each.name)) for each in fields(work)}
-        changed = {name: new for name, (old, new) in pairs.items() if new is not old}
-        if (work.lanes, work.blocks_ahead) != (before.lanes, before.blocks_ahead):
-            return False
-        try:
-            change = bytes(ForkingPickler.dumps((changed, begun, dict(os.environ))))
-        except (PicklingError, AttributeError, TypeError):
-            return False
-        if len(change) > _FITS_A_PIPE:
+        change = difference((work, begun, dict(os.environ)), before, _FITS_A_PIPE)
+        if change is None:
             return False
         try:
             self.messages._reset(self._loader)
@@ -240,10 +231,9 @@ class _Processes:
         return True
 
     def end(self) -> None:
-        """End all processes; a forked copy of this one leaves them alone."""
-        if os.getpid() != self._home:
-            return
-        self._left.fill_(1)  # a worker may be waiting for a store
+        """End all processes; a forked copy of this leaves them alone."""
+        if self.messages.is_of_this_process:
+            self._left.fill_(1)  # a worker may be waiting for a store
         self.messages._shutdown_workers()
         for pipe in self._changes:
             pipe.close()
@@ -407,6 +397,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             WorkerError: they cannot be started.
             OutOfMemoryError: there is too little shared memory.
         """
+        self._home = os.getpid()
         try:
             with shared_memory_named():
                 super().__init__(loader)
@@ -434,6 +425,11 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             self._watch = _Watch(reader.fileno(), self._workers)
             reader._recv = self._watch.read
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether they are no copy that a fork left to a child."""
+        return os.getpid() == self._home
+
     def _try_get_data(self, timeout: float = 5.0) -> Any:
         if self._watch is not None:
             self._watch.working = self._workers_status
@@ -452,6 +448,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the workers; torch would wait up to 5 seconds for each one that cannot end by itself."""
+        if not self.is_of_this_process:
+            return
         if not self._shutdown and _utils.python_exit_status is False:
             self._shutdown = True
             self._workers_done_event.set()

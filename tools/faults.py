@@ -263,8 +263,8 @@ FAULTS = (
     ),
     Fault(
         *(6, "the rest of an open window is lost", "planning/consumption.py"),
-        "[OpenWindow(window, ((start, length),))]",
-        "[OpenWindow(window, ((start + 1, length),))]",
+        "OpenWindow(window, ((start, length),))",
+        "OpenWindow(window, ((start + 1, length),))",
         _STREAMS,
     ),
     Fault(

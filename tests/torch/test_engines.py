@@ -264,20 +264,24 @@ def test_the_same_row_as_padding_has_memory_of_its_own(tmp_path: Path, worker_ty
     assert batches[0]["x"].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str) -> None:
+@pytest.mark.parametrize(
+    ("worker_type", "own"),
+    [("thread", {}), ("process", {}), ("process", {"collate_fn": dict})],
+    ids=["thread", "process that waits", "process"],
+)
+def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str, own: dict[str, Any]) -> None:
     """Counted, not weighed: what a process keeps resident is its allocators' affair (`make bench` weighs it)."""
     table = pa.table({name: pa.array(range(20_000), "int64") for name in "abcd"})
     for number in range(4):
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=5_000)
-    loader = make(tmp_path, worker_type, batch_size=512, shuffle="splits")
+    loader = make(tmp_path, worker_type, batch_size=512, shuffle="splits", **own)
     gc.collect()  # what other tests left
     held = []
     for epoch in range(8 if worker_type == "thread" else 4):
         loader.set_epoch(epoch)
         assert sum(1 for _ in loader) == len(loader)
         for thread in threading.enumerate():
-            if thread.name.startswith("QueueFeederThread"):  # multiprocessing's, which closes the pipes of its queue
+            if own and thread.name.startswith("QueueFeederThread"):  # multiprocessing's, which closes the pipes of its queue
                 thread.join(20)
         tensors = sum(type(thing) is torch.Tensor for thing in gc.get_objects())
         held.append((pa.total_allocated_bytes(), tensors, len(list(Path("/proc/self/fd").iterdir()))))

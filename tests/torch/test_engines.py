@@ -281,7 +281,7 @@ def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str, own: d
         loader.set_epoch(epoch)
         assert sum(1 for _ in loader) == len(loader)
         for thread in threading.enumerate():
-            if own and thread.name.startswith("QueueFeederThread"):  # multiprocessing's, which closes the pipes of its queue
+            if own and thread.name.startswith("QueueFeederThread"):  # of processes that end, which closes their pipes
                 thread.join(20)
         tensors = sum(type(thing) is torch.Tensor for thing in gc.get_objects())
         held.append((pa.total_allocated_bytes(), tensors, len(list(Path("/proc/self/fd").iterdir()))))

@@ -174,7 +174,7 @@ _ANSWERS: dict[str, str] = {
     "pin_memory": "leave it out; device='cuda' copies each batch ahead, from page-locked memory",
     "raw_files": "source=pyarrow.dataset.dataset(path) reads the files of any table into memory as they are",
     "row_store_memory": 'row_store=RowStore(place, memory="4GiB") has both',
-    "max_steps": "itertools.islice(loader, n) takes n batches, and a state resumes behind them; epochs= bounds epochs",
+    "max_steps": "itertools.islice(loader, n) takes n batches, and a state resumes after them; epochs= bounds epochs",
     "in_order": "leave it out: batches always come in order",
     "dtype": "types are the table's; collate_fn= can convert them",
     "file_format": _OWN_FORMATS,

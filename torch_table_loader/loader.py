@@ -284,7 +284,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
     def skip(self, batches: int) -> None:
         """Leave out the next global batches, as after a spike of the loss; make the same call on every rank.
 
-        The job goes on as if it had taken them, which states record. A running iterator goes on behind them at once.
+        The job goes on as if it had taken them, which states record. A running iterator goes on after them at once.
 
         Args:
             batches: how many, each as large as a step of the optimizer. They may reach into the next epoch of the
@@ -395,7 +395,7 @@ class LoaderIterator(Iterator[B_co]):
         return own and self._position.epoch == self.progress.leg.position.epoch
 
     def skip(self, batches: int) -> None:
-        """Go on behind some global batches; see `TableLoader.skip`."""
+        """Go on after some global batches; see `TableLoader.skip`."""
         with self._turn:
             self._position.skip(batches)
             self._position.newest = self.progress

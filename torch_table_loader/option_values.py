@@ -267,7 +267,7 @@ def as_weights(given: object) -> Weights:
 class Budget:
     """Batches of as many rows as a number of tokens holds, or of any other unit that rows have some of.
 
-    A row that does not fit waits, and is the first of the next batch; while at most 16 wait, rows behind them may fill
+    A row that does not fit waits, and is the first of the next batch; while at most 16 wait, rows after them may fill
     the room that is left. A state goes on with the same budget, on any number of ranks.
 
     In a stream the rows of a batch are of one block: 4,096 rows of a row group, or `similar` of them. Each block ends

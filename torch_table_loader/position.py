@@ -323,7 +323,7 @@ class JobPosition:
         return steps
 
     def skip(self, batches: int) -> None:
-        """Make the next iterator begin so many global batches behind where the job is; see `TableLoader.skip`."""
+        """Make the next iterator begin so many global batches after where the job is; see `TableLoader.skip`."""
         wanted = integer("batches", batches, 0)
         position, missing = self.job.walk.behind(self.job.current(self.now), wanted)
         starts = self.job.walk.starts_behind(position.epoch)

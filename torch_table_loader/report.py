@@ -68,7 +68,7 @@ def _bar(share: float) -> Markup:
 
 
 def table_of(table: Table) -> Markup:
-    """Return rows as HTML; the first cell of a row is its name, and its bar, if any, comes behind it."""
+    """Return rows as HTML; the first cell of a row is its name, and its bar, if any, comes after it."""
     header: list[str] = list(table.columns.values())
     rows, totals, most = [*map(tuple, table.rows)], [*map(tuple, table.totals)], sys.maxsize
     kinds, width = ["number" if table.bar or are_numbers else None for are_numbers in table.are_numbers()], "narrow"

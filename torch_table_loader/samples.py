@@ -72,7 +72,7 @@ class Samples:
 
     @property
     def cut_anywhere(self) -> bool:
-        """Whether samples are cut of rows put behind one another, so that their width may change."""
+        """Whether samples are cut of rows put after one another, so that their width may change."""
         return False
 
     @property

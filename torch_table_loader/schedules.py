@@ -28,7 +28,7 @@ class Schedule:
 
     Args:
         values: by the step, sample or token from which they hold, the first from 0. A value holds from the first step
-            on that begins there, or behind it. A dict alone counts steps.
+            on that begins there, or after it. A dict alone counts steps.
         unit: "steps": batches of a rank; "samples": rows (with `pack`, sequences) of all ranks; "tokens": those of
             packed sequences, each of which counts the length that it has.
 

@@ -274,5 +274,5 @@ def test_an_empty_source_and_an_earlier_change_are_refused() -> None:
         mixture.length([3, 0], "forever")
     with pytest.raises(ConfigError, match="stop must be one of"):
         mixture.length([3, 3], "never")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="behind 9"):
+    with pytest.raises(ConfigError, match="after 9"):
         mixture.reweighted(10, {"a": 1}).reweighted(9, {"a": 1})

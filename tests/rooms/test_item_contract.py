@@ -95,7 +95,7 @@ class WrongItems:
         ("first", "at its first item"),
         ("locate", "locate items in the order"),
         ("records", r"does not name \['stray'\]"),
-        ("stage", "behind what was taken"),
+        ("stage", "after what was taken"),
         ("bounds", "is bound to"),
     ],
 )

@@ -76,7 +76,7 @@ def test_seek_and_rows_of_count_steps_over_lengths(table: Path, mode: Any) -> No
     for step in (0, 2, 3, 9, len(whole)):
         assert loader.seek(step=step) == step
         assert check(list(loader), PACK, first=step) == check(whole[step:], PACK, first=step)
-    with pytest.raises(ConfigError, match="behind its end"):
+    with pytest.raises(ConfigError, match="after its end"):
         loader.seek(step=len(whole) + 1)
 
 

@@ -186,8 +186,8 @@ def test_ranks_that_seek_alike_deliver_the_rest_once(mode: Mode, tables: Path) -
     ("place", "problem"),
     [
         ({"step": 1, "sample": 5}, "in one way, got step and sample"),
-        ({"step": 1000}, "behind its end"),
-        ({"sample": 100_000}, "behind its end"),
+        ({"step": 1000}, "after its end"),
+        ({"sample": 100_000}, "after its end"),
         ({"step": -1}, "step must be"),
         ({"fraction": 1.5}, "from 0 to 1"),
         ({"fraction": True}, "from 0 to 1"),

@@ -181,7 +181,7 @@ def test_the_command_line_leaves_steps_out_of_a_state(
     rows = [] if saved[0].state_dict()["kind"] == "splits" else ["--rows-per-step", "6"]
     typed = ["skip", *(str(tmp_path / name) for name in ("state.json", "later.json")), "--steps", "2", *rows]
     assert main(typed) == 0, capsys.readouterr().err
-    assert "goes on 2 steps behind" in capsys.readouterr().out
+    assert "goes on 2 steps after" in capsys.readouterr().out
     later = json.loads((tmp_path / "later.json").read_text())
     for ranks in (1, 2, 3):
         for loader, wanted in zip(world(mode, tables, ranks, later), world(mode, tables, ranks), strict=True):

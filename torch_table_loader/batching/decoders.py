@@ -34,7 +34,7 @@ Cut = Callable[[Any, Sequence[int]], Sequence[Any]]
 _STACKED_ROWS = 4096
 
 MASK_SUFFIX = "_valid"
-"""What the key of a mask is called behind the name of its column."""
+"""What the key of a mask is called after the name of its column."""
 
 
 class RowError(TableError):

@@ -108,7 +108,7 @@ class UnevenCodec(RowsCodec[UnevenRows]):
 
     @override
     def pack(self, *parts: UnevenRows, out: Allocate | None = None) -> Block:
-        """Copy runs into one flat block, the sizes of their batches behind their values."""
+        """Copy runs into one flat block, the sizes of their batches after their values."""
         sizes = _sizes_of(parts)
         whole: list[torch.Tensor] = []
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "store": "build, list, verify and prune row stores",
     "tokenize": "write a token table from a table with text",
     "convert": "write a table's files in another format, such as tensor shards",
-    "skip": "write a state that goes on some steps behind another",
+    "skip": "write a state that goes on some steps after another",
     "sample": "write the table of the documentation's examples",
     "formats": "list formats and sources, and what each can do",
     "completion": "print a script that completes commands and options in a shell",
@@ -309,7 +309,7 @@ def add_convert(parser: Parser) -> None:
 def add_skip(parser: Parser) -> None:
     """Add the options of ``skip``."""
     parser.description = (
-        "Writes a state that goes on some steps behind another, so that a run leaves them out, as after a spike of "
+        "Writes a state that goes on some steps after another, so that a run leaves them out, as after a spike of "
         "the loss. A step is a batch of each rank."
     )
     parser.add_argument("state", metavar="STATE", help="what state_dict() returned, as JSON")

@@ -1,4 +1,4 @@
-"""``torch-table-loader skip``: a state in a file, and some steps behind it."""
+"""``torch-table-loader skip``: a state in a file, and some steps after it."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def skip(typed: argparse.Namespace) -> None:
     taken = read_state(after).taken
     value = {"out": str(out), "epoch": taken.epoch, "steps_taken": taken.steps_taken}
     place = f"{number_of(taken.steps_taken, 'step')} into epoch {taken.epoch}"
-    show(typed, value, f"{out} goes on {number_of(steps, 'step')} behind {path}: {place}")
+    show(typed, value, f"{out} goes on {number_of(steps, 'step')} after {path}: {place}")

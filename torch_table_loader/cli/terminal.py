@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             place: the module of this package, and the function in it, that does it, given the parsed options.
-            examples: lines at the end of the help, behind the command's name; long ones continue as in a shell.
+            examples: lines at the end of the help, after the command's name; long ones continue as in a shell.
         """
         if prints_json:
             self.add_argument("--json", action="store_true", help="print one JSON object")

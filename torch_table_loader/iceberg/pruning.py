@@ -222,7 +222,7 @@ def _buckets(number: int, kind: str) -> Callable[[Any], int] | None:
 
 
 def _after_prefix(prefix: str) -> str | None:
-    """Return a text behind all that begin with a prefix; None if there is none.
+    """Return a text after all that begin with a prefix; None if there is none.
 
     >>> _after_prefix("ab"), _after_prefix(chr(0x10FFFF))
     ('ac', None)

@@ -206,7 +206,7 @@ class TableTrainer(TableTrainerMixin, Trainer):  # type: ignore[misc]
 
 
 class _Left(IterableDataset[Any]):
-    """What is left of an epoch, behind as many empty places as the Trainer steps over."""
+    """What is left of an epoch, after as many empty places as the Trainer steps over."""
 
     def __init__(self, loader: TableLoader, trained: int) -> None:
         super().__init__()

@@ -184,7 +184,7 @@ class Deal:
         if not self.weights[source]:
             return self.end
         near = min(self.dues.turns_until(source, turn), self.end) // self.block_rows
-        stop = min(near + 2, -(-self.end // self.block_rows))  # a block behind the last would count rows of that one
+        stop = min(near + 2, -(-self.end // self.block_rows))  # a block after the last would count rows of that one
         blocks = np.arange(max(0, near - 1), stop, dtype=np.int64)  # counts are less than one off the shares
         if not len(blocks):
             return self.end

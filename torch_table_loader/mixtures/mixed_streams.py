@@ -225,7 +225,7 @@ class MixedStreams(Job):
         before: MixedPosition | None = None,
         coming: frozenset[str] | None = None,
     ) -> MixedPosition:
-        """Return the start of a stage, behind another one if one is given.
+        """Return the start of a stage, after another one if one is given.
 
         Args:
             coming: sources that have a weight later; None: those of the schedule.

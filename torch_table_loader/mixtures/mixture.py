@@ -171,7 +171,7 @@ class Mixture:
             ConfigError: the place is before the newest change, or a weight is invalid.
         """
         if place < self.shares.start:
-            raise ConfigError(f"weights were changed at place {self.shares.start}, which is behind {place}")
+            raise ConfigError(f"weights were changed at place {self.shares.start}, which is after {place}")
         shares = smallest(weights)
         if self.has(shares, shares):
             return self

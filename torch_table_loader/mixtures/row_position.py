@@ -46,7 +46,7 @@ class MixedRowsPosition(SamplePosition):
 
     @property
     @override
-    def behind_steps(self) -> int:
+    def samples_before(self) -> int:
         return self.start
 
     @override

@@ -83,7 +83,7 @@ class Stop:
         return min(total, self.samples)
 
     def in_samples(self, seq_len: int, done: Done = Done()) -> Stop:  # noqa: B008 it is frozen
-        """Return the same with `tokens` counted as `samples`: what is done, and the sequences that fit behind it.
+        """Return the same with `tokens` counted as `samples`: what is done, and the sequences that fit after it.
 
         Args:
             seq_len: tokens of each of these sequences.

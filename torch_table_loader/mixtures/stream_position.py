@@ -35,7 +35,7 @@ class MixedPosition(StagedPosition):
         past: Sequence[DealtStage] = (),
         mixed: Mapping[str, Mixing] | None = None,
     ) -> MixedPosition:
-        """Return the start of a stage, behind others."""
+        """Return the start of a stage, after others."""
         return cls(epoch, DealtStage.of(deal, mixed=mixed), tuple(past))
 
     @property

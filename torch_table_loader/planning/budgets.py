@@ -1,7 +1,7 @@
 """Batches that hold a budget of tokens: which rows each has, and which batches a rank takes.
 
 The order of an epoch is cut into batches before anybody takes one: a row joins the batch that is being filled if it
-fits, else it waits, and is the first of the next. While few wait, rows behind them may fill the room that is left. So
+fits, else it waits, and is the first of the next. While few wait, rows after them may fill the room that is left. So
 the batches depend on neither ranks nor workers: a step takes the next R of them, one for each rank, and the rows that
 the job has taken give the position.
 """
@@ -458,7 +458,7 @@ class BudgetBatches(GlobalBatches):
         return replace(self, total=self.consumed(steps), topology=replace(self.topology, drop_last=False))
 
     def step_of(self, place: int) -> int:
-        """Return the step that takes a place, counted from the stage's start; that behind the last if none does."""
+        """Return the step that takes a place, counted from the stage's start; that after the last if none does."""
         if place >= self.total:
             return self.longest
         number = int(np.searchsorted(self.order.edges, place, side="right")) - 1 - self._before

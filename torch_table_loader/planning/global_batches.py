@@ -79,7 +79,7 @@ class GlobalBatches:
     pads: bool = field(init=False, repr=False, compare=False)
     """Whether rows are repeated in the tail step: to make batches equal, or where a rank would have none."""
     real_at_end: int = field(init=False, repr=False, compare=False)
-    """Real rows of the tail step over all ranks, if its padding comes behind them; −1 if it does not."""
+    """Real rows of the tail step over all ranks, if its padding comes after them; −1 if it does not."""
 
     def __post_init__(self) -> None:
         """Refuse values outside the epoch, and count the steps.

@@ -1,4 +1,4 @@
-"""Lists that lie one behind another, such as documents of tokens: where each is by their lengths, and parts of them."""
+"""Lists that lie one after another, such as documents of tokens: where each is by their lengths, and parts of them."""
 
 from __future__ import annotations
 

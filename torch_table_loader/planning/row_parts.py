@@ -35,7 +35,7 @@ class HashedRows:
 
     Args:
         low: the first hash.
-        high: the one behind the last, at most 2^64.
+        high: the one after the last, at most 2^64.
         seed: another one hashes differently.
     """
 

@@ -279,7 +279,7 @@ class SamplePosition(Position):
         return 0
 
     @property
-    def behind_steps(self) -> int:
+    def samples_before(self) -> int:
         """Samples that the steps before the stage took, as the position counts them."""
         return self.start + self.origin
 
@@ -331,7 +331,7 @@ class SamplePosition(Position):
         Raises:
             ResumeError: a step takes one at least.
         """
-        steps, samples = self.steps_before, self.behind_steps
+        steps, samples = self.steps_before, self.samples_before
         if steps > samples or bool(steps) != bool(samples):
             raise ResumeError(
                 f"the state has taken {samples} samples in {steps} steps, and a step takes one at least; pass the "

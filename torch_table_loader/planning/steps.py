@@ -87,5 +87,5 @@ def step_at(
     if sample is not None and step_of_sample is not None:
         chosen = step_of_sample(integer("sample", sample, 0))
     if most is not None and chosen > most:
-        raise ConfigError(f"the epoch has {most} steps, and {named[0]}={given[named[0]]} is behind its end; pass less")
+        raise ConfigError(f"the epoch has {most} steps, and {named[0]}={given[named[0]]} is after its end; pass less")
     return chosen

@@ -84,7 +84,7 @@ def _text_of(columns: str | Sequence[str]) -> Any:
 
 
 def hashes_of(shares: Mapping[Any, float], part: Hashable) -> tuple[int, int]:
-    """Return the first hash of a part, and the one behind its last.
+    """Return the first hash of a part, and the one after its last.
 
     >>> hashes_of({"a": 1, "b": 3}, "b") == (2**62, 2**64)
     True

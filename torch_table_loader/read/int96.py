@@ -260,7 +260,7 @@ class _BytesFooter(FooterWalk):
         return changed + (len(changed) - 4).to_bytes(4, "little") + self._data[-4:]
 
     def _element(self) -> None:
-        """Change a type, and write its length behind it."""
+        """Change a type, and write its length after it."""
         awaits_length = False
         for field, kind in self._fields():
             begin = self._place

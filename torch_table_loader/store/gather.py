@@ -89,8 +89,8 @@ class ListValues:
     Args:
         starts: int64[stretches] the first element of each stretch, ascending.
         stretches: for each stretch, an array with a record of values for each element.
-        placed: where the lists lie among the elements; None: one behind another, as their lengths say.
-        counts: int64[stretches] the elements of each, where `stretches` is one array with all of them, one behind
+        placed: where the lists lie among the elements; None: one after another, as their lengths say.
+        counts: int64[stretches] the elements of each, where `stretches` is one array with all of them, one after
             another.
     """
 
@@ -164,7 +164,7 @@ class ListValues:
         return out
 
     def _copy(self, column: int, array: Ints, low: Ints, high: Ints, out: NDArray[Any]) -> None:
-        """Copy runs of arrays one behind another; what is put in between documents is copied with one call."""
+        """Copy runs of arrays one after another; what is put in between documents is copied with one call."""
         parts, width = self._bytes[column] or [], out[0].nbytes
         count = high - low
         begin = np.cumsum(count) - count

@@ -92,7 +92,7 @@ def check_items(items: Items, by_step: ByStep) -> None:
     after = items.next_stage(one, by_step)
     items.enter(one, after)
     done = one.done(by_step.width), after.done(by_step.width)
-    require(done[0] == done[1], f"{who} must begin a stage behind what was taken, {done[0]}, begins behind {done[1]}")
+    require(done[0] == done[1], f"{who} must begin a stage after what was taken, {done[0]}, begins after {done[1]}")
     require(items.gathering(by_step.topology).batches > 0, f"{who} must gather a batch at least")
     require(
         set(items.bounds) == set(items.sources), f"{who} must say what the state of each of its sources is bound to"

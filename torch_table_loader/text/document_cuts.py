@@ -96,7 +96,7 @@ class DocumentCuts:
 
 
 def _edges(lengths: Ints, firsts: Ints, sizes: Ints) -> NDArray[np.int32]:
-    """Return the edges of each batch behind one another; where there is room for more documents, the end is repeated.
+    """Return the edges of each batch after one another; where there is room for more documents, the end is repeated.
 
     >>> _edges(np.array([2, 3, 4]), np.array([0, 2, 3]), np.array([3, 4])).tolist()
     [0, 2, 5, 0, 4, 4, 4]

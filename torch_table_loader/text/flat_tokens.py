@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 NAME = "flat"
-"""What the format is called; behind a colon may stand its settings."""
+"""What the format is called; after a colon may stand its settings."""
 
 DOCUMENT_TOKENS = 1 << 20
 """Tokens of a document where nothing says where documents end."""
@@ -220,7 +220,7 @@ def _parse(head: bytes) -> tuple[np.dtype[Any], int, int]:
 def _lengths(
     find: Callable[[tuple[int, int]], NDArray[np.int64]], places: range, total: int, *, joined: bool
 ) -> NDArray[Any]:
-    """Return the tokens of each document, which ends behind an end token, or with the file.
+    """Return the tokens of each document, which ends after an end token, or with the file.
 
     Threads look through some blocks of the file ahead; what they find is kept as lengths in narrow integers.
 

@@ -66,7 +66,7 @@ class PackedRows(Rows):
         return sum(column.nbytes for column in self.tokens) + self.parts.columns_bytes
 
     def slice(self, start: int, stop: int) -> Self:
-        """View rows `start` to `stop`; a part that is cut knows the token behind it."""
+        """View rows `start` to `stop`; a part that is cut knows the token after it."""
         width = self._codec.width
         parts = self._codec.cut(self.tokens, self.parts, start * width, stop * width)
         return type(self)(
@@ -287,7 +287,7 @@ class PackedCodec(RowsCodec[PackedRows]):
 
 
 def _lengthened(values: NDArray[Any], more: int) -> NDArray[Any]:
-    """Return values with so many zeros behind them."""
+    """Return values with so many zeros after them."""
     return np.concatenate([values, np.zeros((more, *values.shape[1:]), dtype=values.dtype)])
 
 

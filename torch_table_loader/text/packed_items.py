@@ -235,7 +235,7 @@ class PackedItems(TableItems):
         tokens, stream = self.tokens.of_epoch(rows.options.shuffle_seed, start.epoch), self.stream(start)
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
-            "concat": "documents are shuffled one by one, put behind one another, and cut",
+            "concat": "documents are shuffled one by one, put after one another, and cut",
             "pad": "documents are shuffled one by one, each a sequence",
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }

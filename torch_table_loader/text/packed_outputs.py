@@ -44,7 +44,7 @@ class Spans(NamedTuple):
     Args:
         index: int64 [sequences, seq_len]; which span a token is in, the last that begins before it; −1 for none.
         start: int64 [spans], the first token of each in the flat batch.
-        end: int64 [spans], the token behind its last.
+        end: int64 [spans], the token after its last.
         document: int64 [spans], what `doc_ids` says of its tokens.
         columns: the other fields of the struct, by name.
     """
@@ -271,7 +271,7 @@ class Sequences:
         if self._loss is not None:
             for place, mask in _placed(tokens[self._loss], shift):
                 labels[place][mask == 0] = IGNORED
-        if shift:  # where a sequence's end cuts a part, the token behind is there already
+        if shift:  # where a sequence's end cuts a part, the token after it is there already
             labels[parts.at + parts.length - 1] = parts.next
         else:
             labels[layout.at] = IGNORED
@@ -312,7 +312,7 @@ class Sequences:
         longest = np.maximum.reduceat(np.diff(found), firsts[:-1]).tolist()
         widths, counts = np.diff(starts), np.diff(firsts)
         sizes = counts + 1
-        if most is not None:  # padding may stand behind the documents of each sequence
+        if most is not None:  # padding may stand after the documents of each sequence
             sizes = widths // layout.seq_len * (most + 1) + 1
         own = widths.astype(np.int32).repeat(sizes)
         places = np.arange(len(found) - 1) + (sizes.cumsum() - sizes - firsts[:-1]).repeat(counts)

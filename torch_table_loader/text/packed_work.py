@@ -114,7 +114,7 @@ class PackedStream(TurnStream):
         return number, self._windows(number).before(place)
 
     def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
-        """Return the sequence that begins behind some tokens of a round, and the `origin` by which it does so.
+        """Return the sequence that begins after some tokens of a round, and the `origin` by which it does so.
 
         It is counted from the end of the round, so that all rounds have as many; only of "concat".
         """
@@ -128,7 +128,7 @@ class PackedStream(TurnStream):
         return self.tokens_before(self.count)
 
     def has_at(self, turn: int) -> bool:
-        """Return whether a sequence can be the next behind `origin`."""
+        """Return whether a sequence can be the next after `origin`."""
         number, tokens = self.came_before(turn)
         as_many = self._windows(self._since).count == self._windows(self._since + 1).count
         return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.width
@@ -284,7 +284,7 @@ class PackedStream(TurnStream):
         """Take a round from a saved state as known; the caller has the lock."""
         if self._order(number).count != count or first < number:
             raise ResumeError(
-                f"the state says that round {number} of the epoch's sequences begins behind {first} and has {count}, "
+                f"the state says that round {number} of the epoch's sequences begins after {first} and has {count}, "
                 f"and it has {self._order(number).count} here; pass state_dict() unchanged"
             )
         if number:

@@ -68,11 +68,11 @@ class Packer(ABC):
         return sum(self.row(some).total for _, some in lengths.batches())
 
     def goes_on(self, slices: Slices, wholes: Ints) -> NDArray[np.bool_]:
-        """Return of each slice of a document of so many tokens whether the token behind it comes too, as a label."""
+        """Return of each slice of a document of so many tokens whether the token after it comes too, as a label."""
         return slices.start + slices.length < wholes
 
     def behind(self, goes_on: NDArray[np.bool_], stops: Ints, values: Callable[[int, Ints], NDArray[Any]]) -> Ints:
-        """Return the token behind each slice as a label: −100 where none comes, or the loss leaves it out.
+        """Return the token after each slice as a label: −100 where none comes, or the loss leaves it out.
 
         Args:
             goes_on: bool[n] whether one comes.

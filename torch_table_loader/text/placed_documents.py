@@ -39,7 +39,7 @@ class Locations(NamedTuple):
 
 
 class PutIn(NamedTuple):
-    """Tokens that are put in: before documents that lack it, behind those that lack it, and behind all."""
+    """Tokens that are put in: before documents that lack it, after those that lack it, and after all."""
 
     begin: int | None
     end: int | None

@@ -130,7 +130,7 @@ class Walk:
         place, units = anchor
         if not (0 <= place <= self._count and 0 <= units <= self.total):
             raise ResumeError(
-                f"the state stands at document {place} of the epoch's order, behind {units} tokens or sequences, and "
+                f"the state stands at document {place} of the epoch's order, after {units} tokens or sequences, and "
                 f"the epoch has {self._count} documents of {self.total}; pass state_dict() unchanged"
             )
         number = min(place, max(self._count - 1, 0)) // self._size
@@ -186,7 +186,7 @@ class Walk:
             number += 1
             if number * self._size >= self._count:
                 raise ResumeError(
-                    f"the epoch's documents have {end} tokens or sequences behind the place of the state, and "
+                    f"the epoch's documents have {end} tokens or sequences after the place of the state, and "
                     f"{self.total} were counted; pass state_dict() unchanged"
                 )
             block = self._block(number, end)

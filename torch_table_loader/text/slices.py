@@ -29,7 +29,7 @@ class TokenRow(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Ints) -> TokenRow:
-        """Put documents of some lengths behind one another."""
+        """Put documents of some lengths after one another."""
         return cls(np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
 
     @property

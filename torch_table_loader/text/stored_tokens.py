@@ -49,7 +49,7 @@ class CutTokens(NamedTuple):
     """What is made of parts of documents.
 
     Args:
-        columns: the values of each column that is cut, part behind part.
+        columns: the values of each column that is cut, part after part.
         behind: int64[parts] the token behind each part as a label; see `Packer.behind`.
     """
 

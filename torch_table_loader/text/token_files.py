@@ -206,7 +206,7 @@ class Numbers:
     place: int = 0
 
     def part(self, start: int, stop: int) -> NDArray[Any]:
-        """Read some of the numbers; `stop` may be behind the last."""
+        """Read some of the numbers; `stop` may be after the last."""
         width = np.dtype(self.dtype).itemsize
         first, last = self.place + start * width, self.place + min(stop, self.count) * width
         return np.frombuffer(read_exactly(self.source, first, last, self.name), self.dtype)

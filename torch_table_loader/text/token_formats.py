@@ -6,7 +6,7 @@ sequences and of documents plus one; then int32 lengths of sequences in tokens, 
 not aligned.
 
 datatrove's ``X.ds`` is uint16 or uint32 tokens; ``X.ds.index`` uint64 ends of documents in tokens, cumulative;
-``X.ds.loss`` a byte a token, 0 or 1; ``X.ds.metadata`` lines of text: the tokenizer and, behind the last ``|``, the
+``X.ds.loss`` a byte a token, 0 or 1; ``X.ds.metadata`` lines of text: the tokenizer and, after the last ``|``, the
 bytes of a token; the number of tokens; the same for people.
 """
 

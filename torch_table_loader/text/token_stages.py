@@ -300,7 +300,7 @@ class TokenStage(RowStage):
         return np.where(lengths >= self.pack.min_length, whole, 0)
 
     def parts(self, batch: pa.RecordBatch, found: Documents, slices: Slices) -> Parts:
-        """Return slices of the documents in a batch, with the token behind each and the other columns of its row."""
+        """Return slices of the documents in a batch, with the token after each and the other columns of its row."""
         document, offsets = slices.document, found.offsets
         at, rows = offsets[document] + slices.start, found.kept[document]
         goes_on = self.packer.goes_on(slices, offsets[document + 1] - offsets[document])

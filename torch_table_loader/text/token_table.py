@@ -102,7 +102,7 @@ def tokenize_table(
         dataset: the table, not shuffled; its columns, filter and splits are those of the token table. Its rank
             writes every ``num_ranks``-th file, and its `show_progress` draws a bar.
         out: a folder that all ranks see, and that does not exist yet.
-        tokenizer: see `load_tokenizer`. Of a `Chat`, the result has ``assistant_mask`` behind the tokens.
+        tokenizer: see `load_tokenizer`. Of a `Chat`, the result has ``assistant_mask`` after the tokens.
         column: the column of text or conversations, which the result does not have.
         ids: the name of the column of tokens, which comes first.
         lengths: the name of a last column with the number of tokens of each row; None for none.

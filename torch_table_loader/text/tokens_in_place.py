@@ -179,7 +179,7 @@ class TokensInPlace:
     def _documents(
         self, layout: RecordLayout, live: NDArray[np.int64] | None
     ) -> tuple[ListLengths, PlacedDocuments | None]:
-        """Return how long documents are, and where, unless they lie one behind another and nothing is put in.
+        """Return how long documents are, and where, unless they lie one after another and nothing is put in.
 
         Args:
             live: the rows of the table that are documents; None: all.

@@ -62,7 +62,7 @@ class FilePlaces:
         return first
 
     def at(self, epoch: int, number: int) -> Position:
-        """Return the position behind the first files of every rank, as if a job of one rank had read them alone.
+        """Return the position after the first files of every rank, as if a job of one rank had read them alone.
 
         The files that are left are dealt anew, in the same order, so that each rank begins with its own.
 

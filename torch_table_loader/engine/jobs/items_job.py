@@ -146,7 +146,7 @@ class ItemsJob(Job):
                 return True
             there = self.next_stage(self.walk.at(position.epoch, steps))
             return (there.consumed, there.cut_at) == (position.start, position.cut_at)
-        if position.behind_steps != position.start:
+        if position.samples_before != position.start:
             return False  # other lengths came before, and places are counted from there
         if "global_batch_size" in self.schedules:
             return bool(position.start == self.walk.at(position.epoch, steps).consumed)

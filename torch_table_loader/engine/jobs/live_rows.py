@@ -33,7 +33,7 @@ class LiveRows:
         count: how many there are, excluded or not.
         draws: how often each row comes.
         word: what several rows are called.
-        refusal: why none of them can be excluded alone, behind the name of what the caller asks for; empty if each can.
+        refusal: why none of them can be excluded alone, after the name of what the caller asks for; empty if each can.
     """
 
     options: LoaderOptions

@@ -67,7 +67,7 @@ class KeyedText:
 
 
 def _hashes(piece: bytes, text: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return a number for each key of a piece of text: a string with a colon behind it."""
+    """Return a number for each key of a piece of text: a string with a colon after it."""
     quotes = np.flatnonzero(text == _QUOTE)
     ends = quotes[1:][text[np.minimum(quotes[1:] + 1, len(text) - 1)] == _COLON]
     starts = quotes[np.searchsorted(quotes, ends) - 1] + 1

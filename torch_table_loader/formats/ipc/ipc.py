@@ -282,7 +282,7 @@ def _batch_with_places(batch: pa.RecordBatch, place: Block | None) -> pa.RecordB
 
 
 def _values_of(source: pa.NativeFile, start: int, schema: pa.Schema, column: str) -> Block | None:
-    """Return where the next record batch behind a byte has the values in the lists of a column.
+    """Return where the next record batch after a byte has the values in the lists of a column.
 
     None if they do not lie there as they are, or no batch comes.
     """
@@ -360,7 +360,7 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
         for one, other in pairwise(footer.batches):
             if one.stop != other.start:
                 raise TableError(
-                    f"{file.name} must have its documents one behind another, got one at byte {other.start} where "
+                    f"{file.name} must have its documents one after another, got one at byte {other.start} where "
                     f"byte {one.stop} comes next; write it again"
                 )
         start = footer.batches[0].start if footer.batches else 0

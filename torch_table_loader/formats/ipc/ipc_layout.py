@@ -85,7 +85,7 @@ def _schema_stop(source: pa.NativeFile, first: int) -> int:
     except (ValueError, struct.error):
         pass
     if first > _MOST_SCHEMA_BYTES:
-        raise ValueError(f"its blocks begin at byte {first}, behind no schema")
+        raise ValueError(f"its blocks begin at byte {first}, after no schema")
     lead = source.read_at(max(0, first - STREAM_START), STREAM_START)
     if FlatTable.root(lead).byte(HEADER - 1) != _SCHEMA:
         raise ValueError("it does not begin with a schema")

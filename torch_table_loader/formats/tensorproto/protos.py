@@ -223,7 +223,7 @@ def _message(data: bytes) -> Any:
 def _is_template(data: bytes, start: int) -> bool:
     """Return whether messages of this head and length differ in their values alone.
 
-    They do if the bytes behind the head are `raw_data` and nothing else: then inverting them inverts it.
+    They do if the bytes after the head are `raw_data` and nothing else: then inverting them inverts it.
     """
     inverted = (~np.frombuffer(data, np.uint8, offset=start)).tobytes()
     one, other = _message(data), TensorProto()

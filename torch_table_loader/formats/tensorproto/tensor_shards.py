@@ -7,7 +7,7 @@
 | they differ in another dimension | a struct: `values`, a list in row-major order, and `shape`, a fixed-size list |
 | they differ in how many dimensions they have | the same, with `shape` a list |
 
-Arrow has no fixed-size lists of no value: shapes with a 0 behind the first dimension are written as a struct.
+Arrow has no fixed-size lists of no value: shapes with a 0 after the first dimension are written as a struct.
 """
 
 from __future__ import annotations

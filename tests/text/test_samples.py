@@ -49,7 +49,7 @@ def test_widths_change_by_step() -> None:
     assert samples.lengths.values == LENGTHS
     assert options.of_length(16).samples.lengths is None
     assert options.of_length(16).samples.width == 16
-    assert samples.compared == {"seq_len by step": ["steps", [0, 8], [3, 16]]}
+    assert samples.compared == {"balance": None, "seq_len by step": ["steps", [0, 8], [3, 16]]}
 
 
 def test_a_pack_that_is_none_is_refused() -> None:

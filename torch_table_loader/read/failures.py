@@ -97,12 +97,12 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
 def naming(storage: Storage, file: DataFile) -> Iterator[None]:
     """Add a file's name to errors of its reader, which does not know it when it looks at metadata in memory."""
     try:
-        yield
-    except Exception as error:
-        found = as_reading_error(error, file, is_local=storage.is_local)
-        if isinstance(found, TableError) and file.name not in str(found):
-            found = TableError(f"{file.name}: {found}")
-        raise found from error
+        with reading(storage, file):
+            yield
+    except TableError as error:
+        if file.name in str(error):
+            raise
+        raise TableError(f"{file.name}: {error}") from error
 
 
 def as_reading_error(

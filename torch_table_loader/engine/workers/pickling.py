@@ -6,7 +6,7 @@ import io
 import pickle
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.reduction import ForkingPickler
 from types import WrapperDescriptorType
 from typing import IO, Any
@@ -95,11 +95,15 @@ _MOST_PARTS = 64
 
 
 def _parts(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """Yield what a value of dataclasses and short sequences is made of, each with the way to it."""
+    """Yield what a value of frozen dataclasses and short tuples was made of, each with the way to it.
+
+    What a value keeps beside what it was made of, such as results that it found, may differ in another process.
+    """
     inside: list[tuple[str | int, Any]] = []
-    if is_dataclass(value):
-        inside += [(each.name, getattr(value, each.name)) for each in fields(value)]
-    elif isinstance(value, tuple | list) and len(value) <= _MOST_PARTS:
+    about = getattr(value, "__dataclass_params__", None)
+    if about is not None and about.frozen:
+        inside += [(each.name, getattr(value, each.name)) for each in fields(value) if each.init]
+    elif isinstance(value, tuple) and len(value) <= _MOST_PARTS:
         inside += enumerate(value)
     for step, part in inside:
         if not isinstance(part, int | float | str | bytes | None):

@@ -7,7 +7,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from types import FrameType
@@ -112,25 +113,34 @@ class Name(str):
     __hash__ = str.__hash__
 
 
-def calls_of(columns: int, write: Callable[[pa.Table, Path], dict[str, Any]], options: Any, root: Path) -> int:
-    """Calls of Python functions, and of those of C, until the loader is made."""
-    root.mkdir()
-    table, calls = wide_table(columns), 0
-    keywords = {"nulls": dict.fromkeys(map(Name, table.column_names[1::2]), 0), **write(table, root), **options(table)}
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """Collect an entry for each call that Python makes, in all threads."""
+    calls: list[str] = []
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
+        if event in ("call", "c_call"):
+            calls.append(event)
 
     before = sys.getprofile()
     threading.setprofile(count)
     sys.setprofile(count)
     try:
-        StructuredDataset.create_dataloader(num_workers=0, batch_size=2, **keywords)
+        yield calls
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
-    return calls
+
+
+def calls_of(columns: int, write: Callable[[pa.Table, Path], dict[str, Any]], options: Any, root: Path) -> int:
+    """Calls of Python functions, and of those of C, until the loader is made."""
+    root.mkdir()
+    table = wide_table(columns)
+    keywords = {"nulls": dict.fromkeys(map(Name, table.column_names[1::2]), 0), **write(table, root), **options(table)}
+
+    with counted() as calls:
+        StructuredDataset.create_dataloader(num_workers=0, batch_size=2, **keywords)
+    return len(calls)
 
 
 @daily(2)
@@ -159,22 +169,10 @@ def calls_of_files(files: int, root: Path) -> int:
     for n in range(files):
         table = wide_table(FEW * TIMES).slice(0, 2).append_column("number", pa.array([n, n]))
         pq.write_table(table, root / f"{n}.parquet")
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    threading.setprofile(count)
-    sys.setprofile(count)
-    try:
+    with counted() as calls:
         loader, _ = StructuredDataset.create_dataloader(root, num_workers=0, columns=["c4", "number"])
         assert sum(len(batch["c4"]) for batch in loader) == 2 * files
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(None)
-    return calls
+    return len(calls)
 
 
 def test_a_file_of_many_columns_is_few_calls_a_column(tmp_path: Path) -> None:

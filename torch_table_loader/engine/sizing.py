@@ -32,7 +32,7 @@ them are copied once more where they turn in one window."""
 
 BLOCK_BYTES = CHUNK_BYTES
 """Bytes of a block that crosses a process, where a batch is smaller, and a rank has no less memory: those of a read,
-since each block costs a third of a millisecond in both processes."""
+since each block has a cost of its own in both processes."""
 
 BLOCKS_AHEAD = 2
 """Blocks of a lane that wait to be taken, where the caller set no `prefetch_batches`.

@@ -10,12 +10,12 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from itertools import pairwise
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, Self, cast, get_args
 
 from torch_table_loader import option_checks as checks
+from torch_table_loader.cached import cached_property
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.option_values import (

@@ -23,6 +23,7 @@ LEVELS = {
     "errors": 0,
     "installed": 0,
     "local_files": 0,
+    "cached": 0,
     "messages": 0,
     "nesting": 0,
     "option_values": 0,

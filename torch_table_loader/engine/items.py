@@ -13,9 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.asked import NOTHING, Asked
 from torch_table_loader.engine.saved_state import Bound
 

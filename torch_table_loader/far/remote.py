@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular

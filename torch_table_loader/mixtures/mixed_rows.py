@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.exclusion_record import written_exclusions
 from torch_table_loader.engine.items import ItemFacts, Items, TableItems
 from torch_table_loader.engine.jobs.bound import of_source

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.asked import Asked
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.state_records import Written

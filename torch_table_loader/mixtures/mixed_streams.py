@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.cached import cached_property
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.explained import explained_by_places

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.row_column import KeptSums, RowColumn, RowSums, name_of_sums
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean

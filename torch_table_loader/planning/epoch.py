@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.file_batches import full_batches, in_rows, in_units, num_batches, shared_in_units
 from torch_table_loader.planning.interleaving import interleaved

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.keys import as_int

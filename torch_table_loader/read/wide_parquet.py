@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from torch_table_loader.cached import cached_property
 
 
 class WideParquet(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types

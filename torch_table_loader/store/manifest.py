@@ -8,7 +8,6 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole

@@ -15,7 +15,6 @@ import base64
 import hashlib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate, groupby
 from math import prod
 from pathlib import Path
@@ -27,6 +26,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import bits, encoded, number_type, numbers_of, plain
 from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.cached import cached_property
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.sizes import sizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import opened_type, width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.exclusion_record import written_exclusions
 from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
 from torch_table_loader.engine.jobs.batching import Batching

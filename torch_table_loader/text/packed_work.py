@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import encoded, plain
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.items import TurnStream
 from torch_table_loader.engine.work.indexed_work import PERMUTING
 from torch_table_loader.errors import ResumeError

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from torch_table_loader.arrow.arrays import number_type
+from torch_table_loader.cached import cached_property
 from torch_table_loader.store.gather import Spans
 from torch_table_loader.text.packing import packer_of
 from torch_table_loader.text.sequence_orders import SequenceOrder

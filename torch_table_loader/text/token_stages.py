@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
 from torch_table_loader.arrow.copied_runs import runs_of
 from torch_table_loader.arrow.datatypes import ElementType, opened_type, plain_type, width_of
+from torch_table_loader.cached import cached_property
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.planning.keys import EpochKey, hashes_of

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 from typing_extensions import override
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.items import ItemFacts, Items
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.gathering import Gathering

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.planning.stages import Stage
 from torch_table_loader.samples import LENGTH
 from torch_table_loader.schedules import Done, Schedule

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from typing_extensions import override
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.explained import explained_by_places
 from torch_table_loader.engine.jobs.job import Job

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
 from typing_extensions import override
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.bound import bound
 from torch_table_loader.engine.jobs.by_step import ByStep

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown

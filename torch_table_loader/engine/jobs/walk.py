@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.by_step import ByStep
 from torch_table_loader.planning.steps import num_steps
 

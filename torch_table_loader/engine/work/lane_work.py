@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.batching.rows import Batches, ExactBatches, sized
+from torch_table_loader.cached import cached_property
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.planning.steps import Steps, step_of
 

@@ -70,7 +70,7 @@ class Arena:
         kind = np.dtype(dtype)
         start, num_bytes = self._at, prod(shape) * kind.itemsize
         self._at += aligned(num_bytes)
-        return self._memory[start : start + num_bytes].view(kind).reshape(shape)
+        return np.ndarray(shape, kind, self._memory, start)
 
 
 class ReusedBlocks:

@@ -150,10 +150,11 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
-        self._widths = list(Counter(leaf.kind.row_bytes for leaf in self.leaves).items())
-        self._widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
-        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
-        self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
+        widths = [leaf.kind.row_bytes for leaf in self.leaves]
+        self._widths = list(Counter(widths).items())
+        self._widest = max(widths, default=0)
+        self.row_bytes = sum(widths)
+        self.varying = [index for index, width in enumerate(widths) if not width]
         self.views_at_once = 0
         if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
             self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves)))

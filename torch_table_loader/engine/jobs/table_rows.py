@@ -126,7 +126,8 @@ def stored_rows(
     with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
     with_ids = delivered(table, with_ids, options)
     codecs = Codecs()
-    codec = codecs.of(with_ids if topology is None else with_padding(with_ids, topology), options)
+    of_batch = with_ids if topology is None else with_padding(with_ids, topology)
+    codec = codecs.of(of_batch, options, options.samples.width)
     segments = whole_files(table.layout, filtered=table.filtered)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:

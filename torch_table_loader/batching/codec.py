@@ -22,7 +22,7 @@ from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write, mark_of
 from torch_table_loader.batching.policy import column_functions
-from torch_table_loader.batching.rows import Collected, DealtWhole, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import Collected, DealtWhole, PlainCodec, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
@@ -133,7 +133,7 @@ def _alike(leaves: Sequence[Leaf]) -> dict[np.dtype[Any], list[int]]:
     return found
 
 
-class TensorCodec(RowsCodec[TensorRows]):
+class TensorCodec(PlainCodec[TensorRows]):
     """Makes, joins and ships rows of one schema; see `RowsCodec`."""
 
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
@@ -489,7 +489,7 @@ class ArrowRows(Rows):
         return [dict(zip(names, map(python_values, piece.columns), strict=True)) for piece in cut]
 
 
-class ArrowCodec(RowsCodec[ArrowRows]):
+class ArrowCodec(PlainCodec[ArrowRows]):
     """Joins and ships record batches of one schema; with `python`, batches come as dicts of Python lists."""
 
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:

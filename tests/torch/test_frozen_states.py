@@ -22,10 +22,9 @@ import pytest
 import torch_table_loader
 from tests.effort import daily
 from tests.launchers.jobs import make, own_rows
-from tests.states import State
+from tests.states import STATE_VERSION, State
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader, Weights
-from torch_table_loader.engine.state import STATE_VERSION
 
 STATES = Path(__file__).parent / "states"
 TABLE = STATES / "table"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.servers.remote_files import FarStore
-from tests.tables.reading import LocalStorage, as_table
+from tests.tables.reading import LocalStorage, as_table, inspect
 from tests.tables.token_files import (
     LAYOUTS,
     MEGATRON_CODES,

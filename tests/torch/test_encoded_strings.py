@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from tests.tables.reading import open_parquet
 from torch_table_loader import Hash, IcebergDataset, MixedDataset, StructuredDataset, TableError, Vocabulary
@@ -198,6 +198,7 @@ def test_row_groups_of_dictionaries_are_read_whole(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("deletes", ["none", "positions", "keys", "other keys"])
 @pytest.mark.parametrize("form", FORMS)
+@daily(6)
 def test_codes_of_an_iceberg_table_whose_column_was_renamed(
     tmp_path: Path, deletes: str, form: dict[str, Any], looked_up: list[bool]
 ) -> None:

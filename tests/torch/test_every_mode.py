@@ -189,6 +189,7 @@ def test_another_process_with_other_hashes_gives_the_same_order_and_goes_on(tabl
 
 
 @pytest.mark.parametrize("mode", [SPLITS, ROWS, MIXTURE, PACKED_SPLITS, PACKED_ROWS], ids=str, scope="session")
+@daily(2)
 def test_a_table_that_was_moved_keeps_its_order_and_its_states(mode: Mode, tables: Path, tmp_path: Path) -> None:
     """Not an Iceberg table, whose metadata names its place."""
     loader = mode.make(tables)
@@ -208,6 +209,7 @@ def test_a_table_that_was_moved_keeps_its_order_and_its_states(mode: Mode, table
 
 @in_row_modes
 @pytest.mark.parametrize("filters", [None, SOME], ids=["whole", "filtered"])
+@daily(2)
 def test_excluded_rows_leave_at_the_next_epoch(mode: RowMode, tables: Path, filters: Any) -> None:
     live = mode.live(tables, filtered=filters is not None)
     loader = mode.make(tables, filters=filters)
@@ -248,6 +250,7 @@ def test_rows_that_no_table_has_cannot_be_excluded(mode: RowMode, tables: Path) 
 
 
 @in_row_modes
+@daily(1)
 def test_a_mask_says_the_same_as_ids(mode: RowMode, tables: Path) -> None:
     loaders = [mode.make(tables, filters=SOME) for _ in range(3)]
     datasets: list[Any] = [loader.dataset for loader in loaders]
@@ -339,6 +342,7 @@ def test_a_batch_may_be_written_in_place(mode: Mode, tables: Path) -> None:
 
 @in_table_modes
 @pytest.mark.parametrize("options", [{}, {"even_ranks": "pad"}, {"row_id": False, "columns": ["s", "x"]}], ids=str)
+@daily(6)
 def test_the_schema_says_what_comes(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     loader = mode.make(tables, **options)
     dataset: Any = loader.dataset
@@ -480,6 +484,7 @@ SAID = {
 
 @in_table_modes
 @pytest.mark.parametrize("options", [{}, {"num_ranks": 2, "rank": 1, "even_ranks": "pad"}], ids=str)
+@daily(4)
 def test_explain_tells_what_comes(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     loader = mode.make(tables, **options)
     dataset: Any = loader.dataset

@@ -260,12 +260,14 @@ def test_a_state_of_old_goes_on_with_the_batches_that_followed_it(case: str, fro
 
 
 @pytest.mark.parametrize(("case", "frozen"), FROZEN)
+@daily(17)
 def test_the_newest_code_writes_the_state_that_is_kept(case: str, frozen: dict[str, Any]) -> None:
     if frozen["state"]["version"] == STATE_VERSION:
         assert write(CASES[case]) == frozen["state"]
 
 
 @pytest.mark.parametrize(("case", "frozen"), FROZEN)
+@daily(17)
 def test_a_state_that_was_loaded_is_written_again_as_it_was(case: str, frozen: dict[str, Any]) -> None:
     if frozen["state"]["version"] == STATE_VERSION and "refused" not in frozen:
         loader = open_loader(CASES[case]["stages"][-1][0])

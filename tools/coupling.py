@@ -3,9 +3,10 @@
     python -m tools.coupling [--files]
 
 Public is what users and authors of plug-ins import: the package's own names, those of `extend`, `testing` and
-`integrations`, and the command line's `main`. A name is the same wherever it is imported from: `errors.ConfigError` is
-public, since the package has it. A function needs what it names, and what the functions, fixtures and values that it
-names need in turn: those of its file, and, in the second count, those of the helper modules of the tests.
+`integrations`, the command line's `main`, and what a page of the documentation imports. A name is the same wherever it
+is imported from: `errors.ConfigError` is public, since the package has it. A function needs what it names, and what
+the functions, fixtures and values that it names need in turn: those of its file, and, in the second count, those of
+the helper modules of the tests.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "torch_table_loader"
 FRONT = ("extend", "testing", "integrations", "cli.main")
 """Modules whose names are public."""
+_ON_A_PAGE = re.compile(rf"from ({PACKAGE}[\w.]*) import ([\w, ]+)")
 _PATCHED = re.compile(rf"{PACKAGE}(\.\w+){{2,}}")
 
 
@@ -46,6 +48,9 @@ def public_names() -> frozenset[str]:
         found |= {home for home in imported.values() if home.startswith(f"{PACKAGE}.")}
         if path == "__init__.py":
             found |= {f"{PACKAGE}.{name}" for name in imported}
+    for page in (ROOT / "docs").glob("*.md"):
+        for module, names in _ON_A_PAGE.findall(page.read_text("utf-8")):
+            found |= {f"{module}.{name.strip()}" for name in names.split(",")}
     return frozenset(found)
 
 

@@ -209,7 +209,6 @@ def test_a_table_that_was_moved_keeps_its_order_and_its_states(mode: Mode, table
 
 @in_row_modes
 @pytest.mark.parametrize("filters", [None, SOME], ids=["whole", "filtered"])
-@daily(2)
 def test_excluded_rows_leave_at_the_next_epoch(mode: RowMode, tables: Path, filters: Any) -> None:
     live = mode.live(tables, filtered=filters is not None)
     loader = mode.make(tables, filters=filters)
@@ -250,7 +249,6 @@ def test_rows_that_no_table_has_cannot_be_excluded(mode: RowMode, tables: Path) 
 
 
 @in_row_modes
-@daily(1)
 def test_a_mask_says_the_same_as_ids(mode: RowMode, tables: Path) -> None:
     loaders = [mode.make(tables, filters=SOME) for _ in range(3)]
     datasets: list[Any] = [loader.dataset for loader in loaders]

@@ -326,6 +326,7 @@ def test_whatever_a_collate_fn_raises_reaches_the_caller(
 
 
 @pytest.mark.parametrize("code", [0, 1, 3])
+@daily(1)
 def test_a_worker_that_leaves_is_a_worker_error(table: Path, code: int) -> None:
     with pytest.raises(WorkerError, match=rf"ended with code {code} in the middle of the epoch"):
         list(make(table, "process", collate_fn=Dies(f"ends with {code}")))

@@ -69,7 +69,7 @@ class TimeTravel:
         theirs, own, wanted = saved.tables[name].table, job.bound.table, list(saved.taken.extents)
         grown: Extent | None = None
         if theirs["fingerprint"] != own["fingerprint"]:
-            if job.options.on_growth == "continue":
+            if job.options.continues:
                 grown = Extent.of(theirs)
                 wanted.append(grown)
             elif (other := theirs.get("snapshot_id")) not in (None, own.get("snapshot_id")):
@@ -298,7 +298,7 @@ def _check_changelog(changelog: Any, start: Any, name: str, options: LoaderOptio
     what = name.removesuffix("_id")
     if changelog and start is None:
         raise ConfigError(f"changelog=True reads what came and went after a {what}; say which by start_{name}=")
-    if changelog and options.on_growth is not None:
+    if changelog and options.continues:
         raise ConfigError(
             f"changelog=True reads what happened up to one {what}, and on_growth= goes on with another; leave "
             "on_growth= out, and read what came after it as a changelog of its own"

@@ -22,7 +22,7 @@ from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write, mark_of
 from torch_table_loader.batching.policy import column_functions
-from torch_table_loader.batching.rows import Collected, DealtWhole, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import Collected, DealtWhole, PlainCodec, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
@@ -133,7 +133,7 @@ def _alike(leaves: Sequence[Leaf]) -> dict[np.dtype[Any], list[int]]:
     return found
 
 
-class TensorCodec(RowsCodec[TensorRows]):
+class TensorCodec(PlainCodec[TensorRows]):
     """Makes, joins and ships rows of one schema; see `RowsCodec`."""
 
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
@@ -150,10 +150,11 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
-        self._widths = list(Counter(leaf.kind.row_bytes for leaf in self.leaves).items())
-        self._widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
-        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
-        self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
+        widths = [leaf.kind.row_bytes for leaf in self.leaves]
+        self._widths = list(Counter(widths).items())
+        self._widest = max(widths, default=0)
+        self.row_bytes = sum(widths)
+        self.varying = [index for index, width in enumerate(widths) if not width]
         self.views_at_once = 0
         if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
             self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves)))
@@ -488,7 +489,7 @@ class ArrowRows(Rows):
         return [dict(zip(names, map(python_values, piece.columns), strict=True)) for piece in cut]
 
 
-class ArrowCodec(RowsCodec[ArrowRows]):
+class ArrowCodec(PlainCodec[ArrowRows]):
     """Joins and ships record batches of one schema; with `python`, batches come as dicts of Python lists."""
 
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:

@@ -216,9 +216,6 @@ class RowsCodec(ABC, Generic[R]):
     views_at_once: int = 0
     """How many batches are cut at a time when they are taken, where cutting only makes views; 0 where it does more."""
 
-    together: Sequence[Mapping[int, np.dtype[Any]]] = ()
-    """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
-
     @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:
         """View a record batch as rows.
@@ -231,16 +228,6 @@ class RowsCodec(ABC, Generic[R]):
     def runs(self) -> KeptRuns[R] | None:
         """What windows permute instead of each row: runs of rows that belong together; None where there are none."""
         return None
-
-    @abstractmethod
-    def decode_plain(self, columns: Sequence[pa.Array]) -> R:
-        """View columns in their plain types (`arrow.datatypes.plain_type`), as a row store gathers them, as rows.
-
-        Strings may come as dictionaries of their plain type, and columns together as `together` says.
-
-        Raises:
-            TableError: a null in a column that may have none.
-        """
 
     @abstractmethod
     def concat(self, parts: Sequence[R]) -> R:
@@ -287,6 +274,23 @@ class RowsCodec(ABC, Generic[R]):
     @abstractmethod
     def unpack(self, block: Block) -> R:
         """View a block as rows."""
+
+
+class PlainCodec(RowsCodec[R]):
+    """Also takes columns as a row store gathers them."""
+
+    together: Sequence[Mapping[int, np.dtype[Any]]] = ()
+    """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
+
+    @abstractmethod
+    def decode_plain(self, columns: Sequence[pa.Array]) -> R:
+        """View columns in their plain types (`arrow.datatypes.plain_type`) as rows.
+
+        Strings may come as dictionaries of their plain type, and columns together as `together` says.
+
+        Raises:
+            TableError: a null in a column that may have none.
+        """
 
 
 def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -329,12 +329,13 @@ def _without(table: Table, left_out: Sequence[LeftOut]) -> Table:
 def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], storage: Storage) -> tuple[FileMeta, ...]:
     """Return metadata in which files of equal schemas share one, so that a table of many files needs little memory."""
     distinct: list[pa.Schema] = []
-    shared: list[FileMeta] = []
+    shared: list[pa.Schema] = []
     for file, meta in zip(files, metas, strict=True):
         same = next((schema for schema in distinct[:8] if schema.equals(meta.schema, check_metadata=True)), None)
         if same is None:
             with reading(storage, file):
                 check_names(meta.schema)
-            distinct.append(meta.schema)
-        shared.append(meta if same is None else replace(meta, schema=same))
-    return tuple(shared)
+            same = meta.schema
+            distinct.append(same)
+        shared.append(same)
+    return tuple([replace(meta, schema=schema) for meta, schema in zip(metas, shared, strict=True)])

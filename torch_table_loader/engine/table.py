@@ -247,12 +247,11 @@ class Table:
         Args:
             encoded: those that come as codes where files have dictionaries of them.
         """
-        types = [self.schema.field(name).type for name in columns]
-        coded = len(set(encoded))
-        guess = sum(width_of(self.schema.field(name).type) for name in columns if name not in encoded) + 8 * coded or 1
-        if not any(map(is_variable, types)):
-            return guess
+        types = {name: self.schema.field(name).type for name in columns}
         plain = [name for name in columns if name not in encoded]
+        guess = sum([width_of(types[name]) for name in plain]) + 8 * len(set(encoded)) or 1
+        if not any(map(is_variable, types.values())):
+            return guess
         return max([self._row_bytes(group, plain, columns, guess) for group in self._largest], default=guess)
 
     def _row_bytes(self, group: int, plain: Sequence[str], columns: Sequence[str], guess: int) -> int:

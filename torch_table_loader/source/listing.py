@@ -30,7 +30,7 @@ from torch_table_loader.source.address import (
     seems_folder,
     static_root,
 )
-from torch_table_loader.source.folders import columns_of_folders, hive_root, look_around, refuse_table_formats
+from torch_table_loader.source.folders import columns_of_folders, look_around, refuse_table_formats
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 if TYPE_CHECKING:
@@ -191,20 +191,18 @@ def _source(
         naming, format_name = reader, reader.name
     pairs = [entry for found, seen in listings for entry in pair(storage, found, seen, naming)]
     names = _names(storage, root, [entry.data for entry in pairs])
-    above = hive_root(_decoded(storage, root))
-    partition_schema, partitions, unread_keys = columns_of_folders([above + name for name in names], schema)
+    partition_schema, partitions, unread_keys = columns_of_folders(_decoded(storage, root), names, schema)
     _refuse_links(storage, [entry.data for entry in pairs], partitions)
     kept = None if by_name else naming
 
     def beside(entry: Found) -> DataFile:
         return DataFile(entry.path, _relative(storage, root, entry.path), entry.file_version(), format_name)
 
+    versions = [entry.data.file_version() for entry in pairs]
+    sidecars = [tuple(map(beside, entry.sidecars)) for entry in pairs]
     data_files = tuple(
-        DataFile(data.path, name, data.file_version(), format_name, values, reader=kept, sidecars=sidecars)
-        for data, name, values, sidecars in (
-            (entry.data, name, values, tuple(map(beside, entry.sidecars)))
-            for entry, name, values in zip(pairs, names, partitions, strict=True)
-        )
+        DataFile(entry.data.path, name, version, format_name, values, reader=kept, sidecars=near)
+        for entry, name, version, values, near in zip(pairs, names, versions, partitions, sidecars, strict=True)
     )
     return PathSource(storage, data_files, partition_schema, unread_keys)
 
@@ -280,7 +278,7 @@ def _listed(
             listings: list[_Listing] = list(begun)
         else:
             listings = [(_versions(storage, [_below(storage, root, name) for name in files]), ())]
-    everything = chain(*(seen for _, seen in listings), *(result_of(look) for look in looks))
+    everything = chain(*(seen for _, seen in listings), *map(result_of, looks))
     files_to_read = {entry.path for found, _ in listings for entry in filter(has_bytes, found)}
     refuse_table_formats(storage, everything, files_to_read)
     return root, listings

@@ -20,7 +20,7 @@ from torch_table_loader.engine.jobs.resolve import (
 )
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.stream_memory import refuse_beyond_memory
-from torch_table_loader.engine.sizing import rows_of_a_read
+from torch_table_loader.engine.sizing import rows_of_a_read, rows_of_an_open_read
 from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import ROW_ID
 
@@ -119,10 +119,11 @@ def open_stream(
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
     stage = _sized(stage, planner, options, row_bytes)
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
-    held = table.open_bytes(columns, read_rows, row_bytes)
+    held = table.open_bytes(columns, min(read_rows, largest), row_bytes)
     planner, stage, units = _ordered(planner, options, row_bytes, stage, held)
-    if (mixing := planner.topology.mixing) is not None and read_rows < largest:
-        read_rows = min(read_rows, units.in_rows(mixing.rows // mixing.splits))
+    if (mixing := planner.topology.mixing) is not None:
+        piece = units.in_rows(mixing.rows // mixing.splits)
+        read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, largest, mixing.splits)
     ids = options.row_id or (stage is not None and stage.takes_ids)
     most = {"max_rows": read_rows, "max_bytes": options.memory}
     reader = table.reader(columns, row_ids=ids, stage=stage, encoded=encoded, **most)

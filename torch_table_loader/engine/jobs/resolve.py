@@ -158,12 +158,11 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
 
 def _refuse_beside_any_coverage(strategy: Strategy, options: LoaderOptions) -> None:
     """Refuse what cannot be with splits that may leave rows out, or hold them several times."""
-    for name in filter(None, ("on_growth", options.samples.option)):
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"{name} needs splits that hold each row once, and {strategy.name} declares coverage='any'; leave "
-                f"{name} out, or use another split_strategy"
-            )
+    for name in options.needing_rows_once:
+        raise ConfigError(
+            f"{name} needs splits that hold each row once, and {strategy.name} declares coverage='any'; leave "
+            f"{name} out, or use another split_strategy"
+        )
 
 
 def counter_of(

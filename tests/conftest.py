@@ -10,6 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,6 +42,20 @@ pytest.MonkeyPatch().setattr(HypothesisProvider, "_local_constants", Constants()
 
 collect_ignore = ["launchers/scripts"]  # they are run, and import frameworks
 multiprocessing.set_forkserver_preload(["torch_table_loader.dataset"])  # or each of its workers would import torch
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Iterator[Any]:
+    """Let each of several processes begin with other files: what one has compiled, others find when they come there.
+
+    In a fresh checkout assertions of 350 files are rewritten, which takes longer than all else that collecting does.
+    """
+    own, here = getattr(session.config, "workerinput", None), Path(__file__).parent
+    if own is not None and here in (Path(name).resolve() for name in session.config.args):
+        files = sorted(here.rglob("test_*.py"))
+        for file in files[int(own["workerid"].removeprefix("gw")) :: own["workercount"]]:
+            import_module(".".join((here.name, *file.relative_to(here).with_suffix("").parts)))
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,22 +125,25 @@ def earlier_loaders_gone() -> None:
 
     What is left was imported meanwhile: no later collection looks at it.
     """
-    if children():
-        gc.unfreeze()  # a loader that was still held when the last file ended is no garbage until then
-    freeze_what_is_left()
+    if not freeze_what_is_left(1):
+        gc.unfreeze()  # a loader that was still held when something was frozen is no garbage until then
+        freeze_what_is_left()
     for process in multiprocessing.active_children():
         process.join(20)
 
 
-def freeze_what_is_left() -> None:
-    """Collect garbage, and leave the rest out of later collections.
+def freeze_what_is_left(seconds: float = 5) -> bool:
+    """Collect garbage, and leave the rest out of later collections, which take long where they look at all modules.
 
-    Threads and processes that work for a loader end when it is collected: frozen, it would never be.
+    Threads and processes that work for a loader end when it is collected: frozen, it would never be. Returns whether
+    they all ended in time; else nothing is frozen.
     """
-    end = time.monotonic() + 5
+    end = time.monotonic() + seconds
     gc.collect()
     while (lane_threads() or children()) and time.monotonic() < end:
         time.sleep(0.01)
         gc.collect()
-    if not lane_threads() and not children():
+    ended = not lane_threads() and not children()
+    if ended:
         gc.freeze()
+    return ended

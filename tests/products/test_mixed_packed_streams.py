@@ -21,9 +21,17 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.products.packed_sources import FIRST, NAMES, SOURCES, write_sources
 from tests.tables.plain import meant_warnings
-from tests.text.packing_reference import Place, Whole, check_batch, documents_of, full_pack, places_of, write_documents
+from tests.text.packing_reference import (
+    PackStrategy,
+    Place,
+    Whole,
+    check_batch,
+    documents_of,
+    full_pack,
+    places_of,
+    write_documents,
+)
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
-from torch_table_loader.text.pack import PackStrategy
 
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
 STRATEGIES: tuple[PackStrategy, ...] = ("concat", "pad", "best_fit")

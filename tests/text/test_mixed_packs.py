@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.text.packing_reference import PackStrategy
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.stream_job import MIXED_ORDER
-from torch_table_loader.text.pack import PackStrategy
 from torch_table_loader.text.packed import PackedCodec
 
 FILES, GROUPS, DOCUMENTS = 16, 4, 120

@@ -58,7 +58,6 @@ from torch_table_loader.read.parquet_sizes import (
     large_pages_size,
     leaves_of,
     levels_size,
-    numbers_size,
     seen_rows,
     variable_leaves,
 )
@@ -216,20 +215,20 @@ class ParquetReader(
     @override
     def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
         num_rows, pages = max(1, meta.group_rows[group]), _PAGES_BYTES * len(columns)
-        most, numbers, levels = row_bytes, row_bytes, _LEVEL_BYTES * len(columns)
+        fixed, most, nested, levels = row_bytes, row_bytes, 0, _LEVEL_BYTES * len(columns)
         if meta.footer is not None:
             parsed = parse(meta.footer)
             fixed, leaves = variable_leaves(parsed, meta.schema, columns)
             most = max(row_bytes, fixed + decoded_size(meta.footer, parsed, group, leaves).least // num_rows)
-            numbers = fixed + numbers_size(parsed, group, leaves) // num_rows
-            levels += levels_size(parsed, group, leaves) // num_rows
+            nested = levels_size(parsed, group, leaves) // num_rows
             pages += large_pages_size(parsed, group, leaves)
         pages = min(pages, 2 * meta.group_bytes[group])
-        if max_rows >= num_rows:  # a few columns are decoded at a time
-            return num_rows * (most + levels) + pages // max(1, len(columns))
-        # Arrow keeps the memory of one read for the next, and makes room for twice as many values, rounded up.
-        room = 1 << (2 * max_rows - 1).bit_length()
-        return room * (numbers + levels) + 2 * max_rows * max(0, most - numbers) + pages
+        if _is_whole(num_rows, max_rows):  # a few columns are decoded at a time
+            return num_rows * (most + nested + levels) + pages // max(1, len(columns))
+        # Arrow makes room for a power of two of values, and keeps that of levels for the next read.
+        max_rows = min(max_rows, meta.num_rows)
+        room = 1 << (max_rows - 1).bit_length()
+        return room * (fixed + levels) + 2 * max_rows * (most - fixed + nested) + pages
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
@@ -372,7 +371,7 @@ class ParquetFile(ThinningFile):
         held = 0
         for group in groups:
             weight, first = self._weighed(group, columns, max_rows)
-            whole = self._is_whole(group, max_rows)
+            whole = _is_whole(self._meta.group_rows[group], max_rows)
             if streamed and (first or whole or held + weight > self._most_bytes):
                 yield streamed, max_rows
                 streamed, held = [], 0
@@ -413,10 +412,6 @@ class ParquetFile(ThinningFile):
             known = self._leaves[names] = variable_leaves(self._handle.metadata, self._meta.schema, decoded)
         return known
 
-    def _is_whole(self, group: int, max_rows: int) -> bool:
-        num_rows = self._meta.group_rows[group]
-        return max_rows < 2 * num_rows <= 2 * max_rows
-
     def _refuse(self, groups: Iterable[int], columns: Sequence[str]) -> None:
         """Refuse columns that are encrypted, or too large."""
         if self._encrypted and (found := [name for name in columns if name in self._encrypted]):
@@ -429,7 +424,7 @@ class ParquetFile(ThinningFile):
 
     @override
     def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
-        return self._is_whole(group, max_rows) and not self._weighed(group, columns, max_rows)[1]
+        return _is_whole(self._meta.group_rows[group], max_rows) and not self._weighed(group, columns, max_rows)[1]
 
     @override
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
@@ -507,6 +502,15 @@ class ParquetFile(ThinningFile):
     def close(self) -> None:
         self._handle.close()
         self._source.close()
+
+
+def _is_whole(num_rows: int, max_rows: int) -> bool:
+    """Whether a row group of so many rows is read whole, where reads have at most `max_rows`.
+
+    >>> _is_whole(100, 100), _is_whole(51, 100), _is_whole(50, 100), _is_whole(101, 100)
+    (True, True, False, False)
+    """
+    return max_rows < 2 * num_rows <= 2 * max_rows
 
 
 def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:

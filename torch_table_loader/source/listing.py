@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -21,11 +20,21 @@ from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.nesting import load_json
 from torch_table_loader.ranges import STAT_THREADS, Found
 from torch_table_loader.records import DataFile
-from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, parse_address
+from torch_table_loader.source.address import (
+    FAMILIES,
+    HTTP_PROTOCOLS,
+    has_magic,
+    is_shallow,
+    parse_address,
+    seems_folder,
+    static_root,
+)
 from torch_table_loader.source.folders import columns_of_folders, look_around, refuse_table_formats
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader, Sidecar
     from torch_table_loader.records import FileVersion, LocalVersion
@@ -243,13 +252,18 @@ def _listed(
     """Return the folder that names are relative to, and the files."""
     with Threads(STAT_THREADS, "table-loader-ask") as pool:
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
+        walks = {}
+        if files is None and all(seems_folder(storage.protocol, path) for path in paths):
+            walks = {path: pool.submit(storage.walk, path) for path in paths}
+        looks = look_around(pool, storage, walks, walks)
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
         root = common_root([start.root for start in starts])
         begun: Iterable[_Listing] = ()
         if files is None:
-            begun = at_once(partial(_expand, storage), starts)
+            begun = at_once(partial(_expand, storage, walks), starts)
         roots, walked = {start.root for start in starts}, {start.root for start in starts if start.deep}
-        looks = look_around(pool, storage, roots, walked)
+        if roots != set(walks):
+            looks = look_around(pool, storage, roots, walked)
         if files is None:
             listings: list[_Listing] = list(begun)
         else:
@@ -274,15 +288,9 @@ def _one_storage(
     return storage, [where for _, where in opened]
 
 
-def _has_magic(storage: FileStorage, path: str) -> bool:
-    if storage.protocol in HTTP_PROTOCOLS:  # "?" begins the query there
-        return re.search(r"[*\[]", path.partition("?")[0]) is not None
-    return glob.has_magic(path)
-
-
 def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
     """Find out what a path refers to; if it will be listed, that reveals whether it is a directory."""
-    magic = _has_magic(storage, path)
+    magic = has_magic(storage.protocol, path)
     found = storage.probe(path) if listed and not magic else storage.stat(path)
     if found is not None:
         return _Start(path, path.rstrip("/") if found.is_dir else parent_of(path), found, listed and found.is_dir)
@@ -292,14 +300,16 @@ def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
     return _Start(path, root, None, listed and not is_shallow(path[len(root) + 1 :]))
 
 
-def _expand(storage: FileStorage, start: _Start) -> _Listing:
+def _expand(storage: FileStorage, walks: Mapping[str, Future[list[Found]]], start: _Start) -> _Listing:
+    """Return what is below a path; `walks` are those of folders that have begun."""
     found = start.found
     if found is None:
         return _glob(storage, start)
     if not found.is_dir:
         found.file_version()
         return [found], ()
-    everything = storage.walk(start.path)
+    begun = walks.get(start.path)
+    everything = storage.walk(start.path) if begun is None else result_of(begun)
     if not everything:
         raise _nothing(storage, start.path)
     return _kept(storage, start.root, everything, allowed=""), everything
@@ -443,7 +453,8 @@ def _utf8(name: str) -> bytes:
 
 
 def _nothing(storage: FileStorage, path: str) -> ConfigError:
-    what = "a glob that matches no file" if _has_magic(storage, path) else "neither a file nor a directory with files"
+    magic = has_magic(storage.protocol, path)
+    what = "a glob that matches no file" if magic else "neither a file nor a directory with files"
     shown = storage.shown(path)
     return MissingPathError(
         f"path matches nothing: {shown} is {what}; check the spelling, and that this machine can see it", shown
@@ -455,18 +466,6 @@ def parent_of(path: str) -> str:
     if "://" in path:
         return path.partition("?")[0].rpartition("/")[0]
     return path.rpartition("/")[0]
-
-
-def static_root(pattern: str) -> str:
-    """Return the part of a glob before its first wildcard."""
-    segments = pattern.split("/")
-    magic = next(index for index, segment in enumerate(segments) if glob.has_magic(segment))
-    return "/".join(segments[:magic])
-
-
-def is_shallow(relative: str) -> bool:
-    """Return whether a glob, below its fixed part, matches files of a single folder only."""
-    return "/" not in relative and "**" not in relative
 
 
 def prefixes_of(name: str) -> Iterable[str]:

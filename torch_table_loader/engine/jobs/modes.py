@@ -20,7 +20,7 @@ from torch_table_loader.engine.jobs.resolve import (
 )
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.stream_memory import refuse_beyond_memory
-from torch_table_loader.engine.sizing import rows_of_a_read
+from torch_table_loader.engine.sizing import rows_of_a_read, rows_of_an_open_read
 from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import ROW_ID
 
@@ -196,10 +196,11 @@ def _ordered(planner: Planner, options: LoaderOptions, table: Table, read: _Read
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, read.largest, options.memory)
     if may_mix(options, planner):
         units = Units.of(planner, row_bytes, stage)
-        planner = with_mixing(planner, options, units, table.open_bytes(columns, read_rows, row_bytes))
-        mixing = planner.topology.mixing
-        if mixing is not None and read_rows < read.largest:
-            read_rows = min(read_rows, units.in_rows(mixing.rows // mixing.splits))
+        held = table.open_bytes(columns, min(read_rows, read.largest), row_bytes)
+        planner = with_mixing(planner, options, units, held)
+        if (mixing := planner.topology.mixing) is not None:
+            piece = units.in_rows(mixing.rows // mixing.splits)
+            read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, read.largest, mixing.splits)
         return _Ordered(planner, stage, units, read_rows)
     planner = with_windows(planner, options, row_bytes, stage)
     if stage is not None:

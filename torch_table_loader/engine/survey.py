@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -109,33 +109,41 @@ def survey(
     deletes = _deletes_of(source, verify_checksums=verify_checksums)
     if lazy and snapshot is not None and not skip:
         return _estimate(snapshot, inspect, filters, deletes, split_deletes=split_deletes)
-    files = tuple(source.files)
-    files, metas, left_out = _salvage(files, inspect) if skip else (files, _inspect(files, inspect), [])
-    if not files and given is None and snapshot is None:
-        raise ConfigError(
-            "the table has no data file (only hidden, empty or ignored ones), so its columns are unknown; pass "
-            "schema= to read it as an empty table"
-        )
-    schema = _schema(source, files, metas, given) if snapshot is None else snapshot.schema
+    found = _salvage(tuple(source.files), inspect) if skip else _inspect(tuple(source.files), inspect)
+    schema = _schema(source, found, given) if snapshot is None else snapshot.schema
     unread_keys = tuple(key for key in getattr(source, "unread_keys", ()) if key not in schema.names)
     if filters is not None:
         check_filter(filters, schema, unread_keys)
-    kept = _kept(source.storage, files, metas, filters, schema)
-    layout = TableLayout.of(files, [meta.group_rows for meta in metas], [meta.group_bytes for meta in metas], kept)
+    layout = _layout(source.storage, found, filters, schema)
     layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
-    layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
     if snapshot is None:
-        identity = fingerprint(files, layout.file_rows.tolist(), settings_of(files))
+        identity = fingerprint(found.files, layout.file_rows.tolist(), settings_of(found.files))
         own = {"unread_keys": unread_keys, "filters": filters}
-        table = Table(storage, layout, metas, schema, identity, deletes, **own)
+        table = Table(storage, layout, found.metas, schema, identity, deletes, **own)
     else:
-        table = _snapshot_table(snapshot, layout, metas, deletes, filters)
+        table = _snapshot_table(snapshot, layout, found.metas, deletes, filters)
     _log.info(
         "read the footers of %d files in %.2f s: %d row groups, %d rows; %d files and %d row groups are pruned",
         *(len(layout), time.perf_counter() - began, len(layout.group_rows), layout.num_rows),
         *(layout.pruned_files, layout.pruned_groups),
     )
-    return _without(table, left_out)
+    return _without(table, found.left_out)
+
+
+class _Inspected(NamedTuple):
+    """Files that can be read, and what their footers say; with the damaged parts that are left out."""
+
+    files: tuple[DataFile, ...]
+    metas: tuple[FileMeta, ...]
+    left_out: Sequence[LeftOut] = ()
+
+
+def _layout(storage: Storage, found: _Inspected, filters: Any, schema: pa.Schema) -> TableLayout:
+    """Lay out what a filter may keep of the files."""
+    kept = _kept(storage, found.files, found.metas, filters, schema)
+    rows, sizes = [meta.group_rows for meta in found.metas], [meta.group_bytes for meta in found.metas]
+    layout = TableLayout.of(found.files, rows, sizes, kept)
+    return replace(layout, uri_prefix=getattr(storage, "uri_prefix", ""))
 
 
 def _deletes_of(source: Source, *, verify_checksums: bool) -> Deletes:
@@ -220,9 +228,14 @@ def _without_deleted(layout: TableLayout, deletes: Deletes, storage: Storage, *,
     return layout.without(dict(zip(deleted, counted, strict=True)), split_deletes=split_deletes)
 
 
-def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta], given: pa.Schema | None) -> pa.Schema:
-    schemas = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
-    inferred = any(infers_types(file) for file in {file.format: file for file in files}.values())
+def _schema(source: Source, found: _Inspected, given: pa.Schema | None) -> pa.Schema:
+    if not found.files and given is None:
+        raise ConfigError(
+            "the table has no data file (only hidden, empty or ignored ones), so its columns are unknown; pass "
+            "schema= to read it as an empty table"
+        )
+    schemas = [(file.name, meta.schema) for file, meta in zip(found.files, found.metas, strict=True)]
+    inferred = any(infers_types(file) for file in {file.format: file for file in found.files}.values())
     return resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
 
 
@@ -244,14 +257,12 @@ def _live(file: DataFile, group_rows: NDArray[np.int64], deletes: Deletes) -> Se
     return found
 
 
-def _inspect(files: Sequence[DataFile], inspect: Inspector) -> tuple[FileMeta, ...]:
+def _inspect(files: tuple[DataFile, ...], inspect: Inspector) -> _Inspected:
     metas = in_parallel(inspect, files, asks=inspect.storage)
-    return _sharing_schemas(files, _settled(files, metas), inspect.storage)
+    return _Inspected(files, _sharing_schemas(files, _settled(files, metas), inspect.storage))
 
 
-def _salvage(
-    files: Sequence[DataFile], inspect: Inspector
-) -> tuple[tuple[DataFile, ...], tuple[FileMeta, ...], list[LeftOut]]:
+def _salvage(files: Sequence[DataFile], inspect: Inspector) -> _Inspected:
     """Inspect files, and leave out what is damaged: of files of which something is left, the metadata."""
     found = in_parallel(lambda file: _salvage_file(file, inspect), files, asks=inspect.storage)
     left_out = [part for _, parts in found for part in parts]
@@ -261,7 +272,7 @@ def _salvage(
             f"every file of the table is damaged: {described(left_out)}; restore them, or write them again"
         )
     kept, metas = tuple(file for file, _ in sound), [meta for _, meta in sound]
-    return kept, _sharing_schemas(kept, _settled(kept, metas), inspect.storage), left_out
+    return _Inspected(kept, _sharing_schemas(kept, _settled(kept, metas), inspect.storage), left_out)
 
 
 def _salvage_file(file: DataFile, inspect: Inspector) -> tuple[FileMeta | None, Sequence[LeftOut]]:

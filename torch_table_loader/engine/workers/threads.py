@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
-from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
+from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, check_home, join_tails
+from torch_table_loader.forks import this_process
 from torch_table_loader.system import start
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class ThreadExecutor(LaneExecutor):
             prefetch: finished batches of a lane that may wait; None for those of `BLOCKS_AHEAD` blocks.
         """
         self._work = work
+        self._home = this_process()
         self._joins = work.joins_tails(start)
         """Whether the tails of the lanes still have to be joined."""
         batches_of_lanes, self._ahead = begin_lanes(work, start)
@@ -169,6 +171,7 @@ class ThreadExecutor(LaneExecutor):
 
     def take(self, lane: int) -> SizedBatches | None:
         """Wait for a lane's next block."""
+        check_home(self._home)
         wanted = self._lanes[lane]
         with self._lock:
             while not wanted.ready:
@@ -187,7 +190,12 @@ class ThreadExecutor(LaneExecutor):
         return self._lanes[lane].batches.rest
 
     def close(self, *, is_over: bool = False) -> None:
-        """Close every file, and end every thread that has no other work, unless the next epoch may need it."""
+        """Close every file, and end every thread that has no other work, unless the next epoch may need it.
+
+        A forked process has a copy without threads, and leaves it as it is.
+        """
+        if self._home != this_process():
+            return
         with self._lock:
             self._stopped = True
             self._work_wanted.notify_all()

@@ -38,7 +38,7 @@ from torch_table_loader.engine.workers.shared_memory import (
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
 from torch_table_loader.forks import OfProcess, settle, this_process
 from torch_table_loader.ranges import FetchStats
-from torch_table_loader.system import end_with_parent
+from torch_table_loader.system import end_with_parent, popped
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
@@ -264,8 +264,7 @@ class IdleProcesses:
 
     def following(self, work: LaneWork, begun: Sequence[int]) -> _Processes | None:
         """Return processes that have begun this work; None if there are none that can."""
-        while self._idle:
-            processes = self._idle.pop()
+        while (processes := popped(self._idle)) is not None:
             if processes.follow(work, begun):
                 return processes
             processes.end()
@@ -281,8 +280,8 @@ class IdleProcesses:
 
 
 def _end_all(idle: list[_Processes]) -> None:
-    while idle:
-        idle.pop().end()
+    while (processes := popped(idle)) is not None:
+        processes.end()
 
 
 class ProcessExecutor(LaneExecutor):

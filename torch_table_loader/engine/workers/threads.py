@@ -20,7 +20,7 @@ from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, check_home, join_tails
 from torch_table_loader.forks import this_process
-from torch_table_loader.system import start
+from torch_table_loader.system import popped, start
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
@@ -61,8 +61,7 @@ class ThreadPool:
 
     def _worker(self) -> _Worker:
         """Return a live idle thread (a fork leaves none to the child), or start one."""
-        while self._idle:
-            worker = self._idle.pop()
+        while (worker := popped(self._idle)) is not None:
             if worker.thread.is_alive():
                 return worker
         return _Worker(f"table-loader-{next(self._numbers)}", self._idle)
@@ -91,9 +90,9 @@ class _Worker:
 
 def _shut_down(idle: list[_Worker]) -> None:
     ended = []
-    while idle:
-        ended.append(idle.pop())
-        ended[-1].jobs.put(None)
+    while (worker := popped(idle)) is not None:
+        ended.append(worker)
+        worker.jobs.put(None)
     for worker in ended:
         if worker.thread is not threading.current_thread():  # the garbage collector may run in any thread
             worker.thread.join()

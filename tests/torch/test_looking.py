@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SPLITS, TABLE_MODES, Mode
 from torch_table_loader import ConfigError, ConfigTypeError, StructuredDataset, TableError
 
@@ -37,6 +38,7 @@ def test_a_wrong_count_is_refused(tables: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
+@daily(2)
 def test_a_job_of_ranks_is_warned_where_each_would_read_all_rows(
     mode: Mode, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_table_with_nulls_is_looked_at_without_a_choice_for_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
+@daily(2)
 def test_others_read_what_training_reads(mode: Mode, tables: Path) -> None:
     wanted = [row for batch in mode.make(tables) for row in mode.ids(batch)]
     loader = mode.make(tables, output_format="arrow")

@@ -75,6 +75,7 @@ def test_rows_of_equal_values_stay_together(tables: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, scope="session")
+@daily(1)
 def test_a_state_is_bound_to_its_part(mode: Mode, tables: Path) -> None:
     loader = mode.make(tables, filters=of("train"))
     before = mode.read(islice(loader, 3))

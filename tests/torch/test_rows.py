@@ -15,7 +15,6 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from tests.states import with_newest
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
-from torch_table_loader.dataset import TableDataset
 from torch_table_loader.store.gather import StoredRows
 
 ROWS = 2_903
@@ -33,7 +32,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(root)
 
 
-def make(path: str, **options: Any) -> tuple[TableLoader, TableDataset]:
+def make(path: str, **options: Any) -> tuple[TableLoader, StructuredDataset]:
     defaults: dict[str, Any] = {"shuffle": "rows", "check_plan": False}
     if "global_batch_size" not in options:
         defaults["batch_size"] = 64

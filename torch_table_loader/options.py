@@ -311,6 +311,13 @@ class LoaderOptions:
         return self.worker_type != "thread" and self.num_workers != 0
 
     @property
+    def reads_all_bytes(self) -> bool:
+        """Whether this process fetches all bytes of the table's files in each epoch, unless other ranks do."""
+        some = self.column_names is not None or self.filters is not None or self.schema is not None
+        elsewhere = self.processes or self.remote.cache_dir is not None
+        return self.samples.are_rows and not some and not elsewhere
+
+    @property
     def start_method(self) -> Literal["fork", "spawn", "forkserver"] | BaseContext | None:
         """How worker processes start; None: as multiprocessing does."""
         if self.worker_type in ("thread", "process"):

@@ -417,6 +417,7 @@ def documents_in(batches: Any) -> list[list[int]]:
     ],
     ids=["cut anywhere", "kept whole", "rows", "packed"],
 )
+@daily(2)
 def test_sources_that_are_all_new_come_in_their_own_form(tables: dict[str, str], before: Any, after: Any) -> None:
     loader = of_sources(tables, "a", **before)
     list(islice(loader, 2))

@@ -71,20 +71,24 @@ class LateBatches:
         at_once: how many are cut at a time.
     """
 
-    __slots__ = ("_at_once", "_batch_size", "_runs")
+    __slots__ = ("_at_once", "_batch_size", "_number", "_runs")
     counts: Sequence[SampleCounts] = ()
 
     def __init__(self, runs: Sequence[Rows], batch_size: int, at_once: int) -> None:
         self._runs = runs
         self._batch_size = batch_size
         self._at_once = at_once
+        self._number = sum([-(-rows.num_rows // batch_size) for rows in runs])
 
     def __len__(self) -> int:
         """How many."""
-        return sum(-(-rows.num_rows // self._batch_size) for rows in self._runs)
+        return self._number
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield them."""
+        """Return them, each without a step in Python of its own."""
+        return chain.from_iterable(self._cuts())
+
+    def _cuts(self) -> Iterator[list[Any]]:
         size = self._batch_size
         few = self._at_once * size
         for rows in self._runs:
@@ -92,7 +96,7 @@ class LateBatches:
                 part = rows
                 if rows.num_rows > few:
                     part = rows.slice(start, min(start + few, rows.num_rows))
-                yield from part.batches(size)
+                yield part.batches(size)
 
 
 SizedBatches: TypeAlias = Batches | LateBatches

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.sound import check_names
-from torch_table_loader.contracts import SnapshotSource
+from torch_table_loader.contracts import SnapshotSource, is_far
 from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.engine.table import Table
 from torch_table_loader.errors import ConfigError, MissingFileError, TableError
@@ -21,6 +21,7 @@ from torch_table_loader.messages import first_line, warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.predicates.expressions import check_filter
+from torch_table_loader.ranges import far
 from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import changed_error, reading
@@ -83,6 +84,7 @@ def survey(
     lazy: bool = False,
     verify_checksums: bool = True,
     skip: bool = False,
+    brought_bytes: int = 0,
 ) -> Table:
     """Read what a table says of itself.
 
@@ -92,6 +94,7 @@ def survey(
         lazy: take rows from the table's metadata, and leave the footers until files are read.
         verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
         skip: leave out damaged files, or the damaged parts of files; footers are then never left for later.
+        brought_bytes: the most bytes of small far files that come with their footers, for a reader of all their bytes.
 
     Raises:
         TableError: a file is gone, torn, or does not fit the others.
@@ -99,7 +102,10 @@ def survey(
     """
     began = time.perf_counter()
     snapshot = source if isinstance(source, SnapshotSource) else None
-    inspect = Inspector(source.storage, given, cache)
+    storage, folder = source.storage, getattr(source, "folder", None)
+    if brought_bytes and folder is not None and is_far(storage):
+        storage = far().with_small_files(storage, folder, brought_bytes)
+    inspect = Inspector(storage, given, cache)
     deletes = _deletes_of(source, verify_checksums=verify_checksums)
     if lazy and snapshot is not None and not skip:
         return _estimate(snapshot, inspect, filters, deletes, split_deletes=split_deletes)
@@ -113,7 +119,7 @@ def survey(
     if snapshot is None:
         identity = fingerprint(found.files, layout.file_rows.tolist(), settings_of(found.files))
         own = {"unread_keys": unread_keys, "filters": filters}
-        table = Table(source.storage, layout, found.metas, schema, identity, deletes, **own)
+        table = Table(storage, layout, found.metas, schema, identity, deletes, **own)
     else:
         table = _snapshot_table(snapshot, layout, found.metas, deletes, filters)
     _log.info(

@@ -108,6 +108,8 @@ class MixedStreams(Job):
         for name, source in sources.items():
             _refuse_unfit(name, source)
         fetching = _common_fetching(sources)
+        for source in sources.values():
+            source.table.let_go()
         given = stream_weights(weights, sources, unit, block, options.samples)
         topology = _shape_of(sources, topology_of(options, ranks.num_ranks))
         return cls(

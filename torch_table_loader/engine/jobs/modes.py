@@ -107,7 +107,9 @@ def open_stream(
         ConfigError: an option does not fit the table or another option.
         TableError: the table cannot be read as it was asked for.
     """
-    table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy)
+    alone = ranks.num_ranks == 1 and options.reads_all_bytes
+    kept = options.ahead_bytes // 2 if alone else 0
+    table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy, brought_bytes=kept)
     columns = columns_of(table, options)
     stage = stage or _stage_of(options, table.schema)
     read = _Read.of(table, options, columns, stage)

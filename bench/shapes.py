@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +26,7 @@ import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from torch_table_loader import Pack, StructuredDataset, TableLoader
+from torch_table_loader import Budget, MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.arrow import buffers
 from torch_table_loader.source.local_client import LocalClient
 from torch_table_loader.source.storage import FileStorage
@@ -33,6 +34,9 @@ from torch_table_loader.source.table_storage import TableStorage
 
 COUNT, IN_PROCESSES = 40, 8
 """Jobs in threads, and behind them those of worker processes."""
+
+WIDER = range(100, 140)
+"""Jobs that are drawn of more: mixtures, batches by budget, columns of more kinds, and memory that is given."""
 
 IDLE_TIMES, IDLE_BYTES = 3, 64 << 20
 """A bound is idle if it is so many times what is used, and more than so many bytes beyond."""
@@ -56,6 +60,7 @@ class Shape:
         group_rows: rows of a row group.
         far: whether its files are those of a store, which fetches a few bytes ahead.
         options: of the loader.
+        sources: of a mixture, each with so many files; 0 if it is none.
     """
 
     number: int
@@ -66,6 +71,7 @@ class Shape:
     group_rows: int
     far: bool
     options: Mapping[str, Any]
+    sources: int = 0
 
     def __str__(self) -> str:
         """Say it in a line."""
@@ -73,7 +79,8 @@ class Shape:
         pack = asked.pop("pack", None)
         packed = [] if pack is None else [f"pack {pack.strategy}"]
         called = ["collate_fn"] if asked.pop("collate_fn", None) else []
-        told = [f"{name}={value}" for name, value in asked.items()] + packed + called + ["far"] * self.far
+        mixed = [f"{self.sources} sources"] if self.sources else []
+        told = [f"{name}={value}" for name, value in asked.items()] + packed + called + mixed + ["far"] * self.far
         groups = f"{self.files} x {self.rows:,} rows in {self.group_rows:,}"
         return f"{self.number:2} {self.format:8}{self.content:9}{groups:30}{', '.join(told)}"
 
@@ -116,6 +123,32 @@ def _flags(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
     return {f"b{place}": pa.array(rng.integers(0, 2, rows), pa.int8()) for place in range(40)}
 
 
+def _long(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    letters = rng.bytes(40_000).hex()
+    starts, sizes = rng.integers(0, 40_000, rows).tolist(), rng.integers(0, 40_000, rows).tolist()
+    return {"s": pa.array([letters[at : at + size] for at, size in zip(starts, sizes, strict=True)])}
+
+
+def _prompts(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    texts = [f"{number:04}".ljust(1_000, "x") for number in range(4)]
+    ends = np.concatenate(([0], np.cumsum(rng.integers(0, 4, rows)))).astype(np.int32)
+    said = pa.array([texts[number] for number in rng.integers(0, 4, int(ends[-1])).tolist()])
+    return {"m": pa.ListArray.from_arrays(pa.array(ends), said)}
+
+
+def _mixed(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    absent = rng.random(rows) < 0.2
+    return {
+        "share": pa.array(rng.random(rows), mask=absent),
+        "day": pa.array(rng.integers(0, 20_000, rows).astype(np.int32)).cast(pa.date32()),
+        "at": pa.array(rng.integers(0, 1 << 50, rows)).cast(pa.timestamp("us")),
+        "yes": pa.array(rng.random(rows) < 0.5),
+        "place": pa.array([f"place {number}" for number in rng.integers(0, 90, rows).tolist()]),
+        "text": _texts(rng, rows)["s"],
+        "small": pa.array(rng.integers(0, 9, rows), pa.int16()),
+    }
+
+
 CONTENTS: Mapping[str, tuple[Callable[[np.random.Generator, int], dict[str, pa.Array]], int]] = {
     "numbers": (_numbers, 80),
     "texts": (_texts, 104),
@@ -124,16 +157,27 @@ CONTENTS: Mapping[str, tuple[Callable[[np.random.Generator, int], dict[str, pa.A
     "nested": (_nested, 170),
     "tokens": (_tokens, 1_040),
     "flags": (_flags, 40),
+    "long": (_long, 20_012),
+    "prompts": (_prompts, 1_510),
+    "mixed": (_mixed, 150),
 }
 """What makes the columns of so many rows, and about how many bytes a row has."""
 
 _FORMATS = {
-    "parquet": tuple(CONTENTS),
+    "parquet": ("numbers", "texts", "repeated", "lists", "nested", "tokens", "flags"),
     "orc": ("numbers", "texts", "repeated", "lists", "tokens"),
     "ipc": ("numbers", "texts", "lists", "nested", "tokens"),
     "csv": ("numbers", "texts"),
     "json": ("numbers", "texts", "lists"),
     "avro": ("numbers", "texts"),
+}
+_WIDER_FORMATS = {
+    "parquet": tuple(CONTENTS),
+    "orc": ("numbers", "texts", "repeated", "lists", "tokens", "long", "prompts", "mixed"),
+    "ipc": ("numbers", "texts", "lists", "tokens", "long", "prompts", "mixed"),
+    "csv": ("numbers", "texts", "long", "mixed"),
+    "json": ("numbers", "texts", "lists", "long", "tokens"),
+    "avro": ("numbers", "texts", "long"),
 }
 _TABLE_MIB = {"parquet": 40, "orc": 40, "ipc": 40, "csv": 10, "json": 10, "avro": 2}
 """MiB of a table, decoded."""
@@ -146,6 +190,8 @@ def passed_on(batch: Any) -> Any:
 
 def shape_of(number: int) -> Shape:
     """Draw a shape; each number has its own, the same on every machine. From `COUNT` on, processes read it."""
+    if number in WIDER:
+        return _wider_shape_of(number)
     rng = np.random.default_rng([49, number])
 
     def some(*values: Any) -> Any:
@@ -177,13 +223,69 @@ def shape_of(number: int) -> Shape:
     return Shape(number, kind, content, files, rows, some(rows // 16 + 1, rows), far, options)
 
 
+def _wider_shape_of(number: int) -> Shape:
+    rng = np.random.default_rng([490, number])
+
+    def some(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    job = some("rows", "rows", "sequences", "sequences", "budget", "budget")
+    kind = some("parquet", "parquet", "parquet", *_WIDER_FORMATS)
+    contents = _WIDER_FORMATS[kind]
+    if job != "rows":
+        kind, contents = some("parquet", "parquet", "orc", "ipc", "json"), ("tokens",)
+    content, files, sources = some(*contents), some(1, 2, 6, 20), 0
+    options: dict[str, Any] = {
+        "batch_size": some(32, 256, 2048),
+        "num_workers": some(0, 1, 2, 4),
+        "prefetch_batches": some(None, None, 1, 4, 16),
+        "collate_fn": some(None, None, None, passed_on),
+        "shuffle": some(False, True, True, "mixed", "splits", "rows"),
+    }
+    if options["num_workers"] and some(True, False, False):
+        options["worker_type"] = "process"
+    if job == "sequences":
+        options["pack"] = Pack(seq_len=some(128, 1024), strategy=some("concat", "best_fit", "pad"))
+        options["batch_size"] = some(2, 16)
+    elif content == "nested":
+        options |= {"output_format": some("arrow", "numpy", "dict"), "unsupported": "list"}
+    elif content in {"lists", "tokens"}:
+        options["ragged"] = some("nested", "offsets", "pad")
+    else:
+        options["output_format"] = some("torch", "torch", "numpy", "arrow", "dict")
+    if content == "mixed":
+        options |= {"nulls": "mask", "strings": some("list", "codes")}
+    if job == "budget":
+        options["ragged"] = "pad"
+        options["batch_size"] = Budget(tokens=some(2_000, 40_000), length="input_ids", counts=some("padded", "rows"))
+    elif options["shuffle"] in (True, False, "rows") and some(True, False):
+        sources = some(2, 3)
+    if options["shuffle"] == "rows":
+        options["row_store"] = some("memory", "files")
+    elif not sources:
+        options["shuffle_buffer_size"] = some(None, None, None, 5_000, "512MiB")
+    far = kind != "csv" and some(True, False, False)
+    if far:
+        options["storage_options"] = {"read_ahead_bytes": some("1MiB", "16MiB")}
+    rows = (_TABLE_MIB[kind] << 20) // CONTENTS[content][1] // files // max(1, sources)
+    group_rows = some(rows // 50 + 1, rows // 8 + 1, rows)
+    return Shape(number, kind, content, files, rows, group_rows, far, options, sources)
+
+
 def write(shape: Shape, folder: Path) -> None:
     """Write the files of a shape."""
     rng = np.random.default_rng([50, shape.number])
-    for number in range(shape.files):
-        table = pa.table(CONTENTS[shape.content][0](rng, shape.rows))
-        path = folder / f"{number:03}.{shape.format}"
-        _WRITERS[shape.format](table, path, shape.group_rows)
+    for source in _sources_of(shape, folder):
+        source.mkdir(exist_ok=True)
+        for number in range(shape.files):
+            table = pa.table(CONTENTS[shape.content][0](rng, shape.rows))
+            path = source / f"{number:03}.{shape.format}"
+            _WRITERS[shape.format](table, path, shape.group_rows)
+
+
+def _sources_of(shape: Shape, folder: Path) -> list[Path]:
+    """Return the folders of the tables: one, or those of a mixture."""
+    return [folder / f"source{number}" for number in range(shape.sources)] or [folder]
 
 
 def _write_parquet(table: pa.Table, path: Path, group_rows: int) -> None:
@@ -290,6 +392,18 @@ def held(path: Path, *, far: bool = False, **options: Any) -> Held:
         return held_of(lambda: StructuredDataset.create_dataloader(str(path), **options), in_memory=in_memory)
 
 
+_OF_SOURCES = ("shuffle", "row_store", "storage_options", "pack")
+
+
+def _opened(shape: Shape, table: Path) -> tuple[TableLoader, Any]:
+    options = _options(shape, table.parent / f"{table.name} kept")
+    if not shape.sources:
+        return StructuredDataset.create_dataloader(str(table), **options)
+    own = {name: options.pop(name) for name in _OF_SOURCES if name in options}
+    sources = {each.name: partial(StructuredDataset, str(each), **own) for each in _sources_of(shape, table)}
+    return MixedDataset.create_dataloader(sources, "rows", **options)
+
+
 def held_of(make: Callable[[], tuple[TableLoader, Any]], *, in_memory: bool = False) -> Held:
     """Read an epoch of what a function makes, and measure it; see `held`."""
     with warnings.catch_warnings():
@@ -334,7 +448,8 @@ def held_by(shape: Shape, folder: Path) -> Held:
     table = folder / "table"
     table.mkdir(parents=True)
     write(shape, table)
-    return held(table, far=shape.far, **_options(shape, folder))
+    with as_a_store() if shape.far else nullcontext():
+        return held_of(lambda: _opened(shape, table), in_memory=shape.options.get("row_store") == "memory")
 
 
 def _options(shape: Shape, folder: Path) -> dict[str, Any]:
@@ -348,9 +463,7 @@ def epoch_of(shape: Shape, table: Path) -> int:
     """Read an epoch of the table of a shape; return its bound."""
     with as_a_store() if shape.far else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loader, dataset = StructuredDataset.create_dataloader(
-            str(table), **_options(shape, table.parent / f"{table.name} kept")
-        )
+        loader, dataset = _opened(shape, table)
         bound = dataset.explain().memory_bound
         read(loader)
     return bound

@@ -40,7 +40,7 @@ class Watch:
 
         def watched_decode(handle: Any, groups: range, columns: Any, max_rows: int) -> Iterator[Any]:
             self.columns |= set(columns)
-            return decode(handle, groups, columns, max_rows)
+            yield from decode(handle, groups, columns, max_rows)
 
         monkeypatch.setattr(FileStorage, "open", watched_open)
         monkeypatch.setattr(open_parquet(), "batches", watched_decode)
@@ -129,7 +129,7 @@ def test_pruned_row_groups_are_not_decoded(table: Path, monkeypatch: pytest.Monk
 
     def watched(handle: Any, wanted: range, columns: Any, max_rows: int) -> Iterator[Any]:
         groups.append(wanted)
-        return decode(handle, wanted, columns, max_rows)
+        yield from decode(handle, wanted, columns, max_rows)
 
     monkeypatch.setattr(open_parquet(), "batches", watched)
     assert sum(len(batch["x"]) for batch in loader) == 20

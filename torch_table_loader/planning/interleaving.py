@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import Hands, Runs, by_number
 from torch_table_loader.planning.window_sizes import WindowSizes
 
 if TYPE_CHECKING:
@@ -50,24 +50,23 @@ def strata_of(runs: Runs, count: int) -> NDArray[np.int64]:
 
 
 def shares_of_windows(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many rows of each stratum the first windows hold together: int64[windows + 1, strata].
+    """Return how many rows of each stratum windows hold, with all windows before them: int64[windows, strata].
 
     The method is that of largest remainders (Hamilton).
 
     Args:
         rows: int64[strata], of which each has at least ``sum(rows) / window``, whichever window but the last.
-        ends: int64[windows + 1] where windows end, after 0.
+        ends: where windows end, counted over all rows.
 
     >>> shares_of_windows(np.array([6, 3]), np.array([0, 4, 8, 9])).tolist()
     [[0, 0], [3, 1], [5, 3], [6, 3]]
     """
-    exact = rows * (ends / ends[-1])[:, None]
+    exact = rows * (ends / rows.sum())[:, None]
     shares: NDArray[np.int64] = np.minimum(np.floor(exact).astype(np.int64), rows)
     missing = ends - shares.sum(axis=1)
     remainder = np.argsort(shares - exact, axis=1, kind="stable")
     more = np.arange(len(rows)) < missing[:, None]
     np.put_along_axis(shares, remainder, np.take_along_axis(shares, remainder, axis=1) + more, axis=1)
-    shares[-1] = rows
     return shares
 
 
@@ -84,30 +83,46 @@ def interleaved(runs: Runs, splits: int, sizes: WindowSizes) -> Runs:
     >>> list(interleaved(Runs.of([(0, 0, 8), (1, 0, 8)]), 2, WindowSizes(8)))
     [(0, 0, 4), (1, 0, 4), (0, 4, 8), (1, 4, 8)]
     """
-    full = runs.stop > runs.start
-    if not full.all():
-        runs = runs.take(np.flatnonzero(full))
-    if not len(runs):
-        return runs
-    count = max(1, min(splits, len(runs), sizes.least // ROWS_OF_A_PIECE))
-    stratum = strata_of(runs, count)
-    rows = np.bincount(stratum, runs.stop - runs.start).astype(np.int64)
+    strata = _strata(runs, splits, sizes)
+    if not len(strata):
+        return strata.runs
+    runs, rows = strata.runs, strata.rows
     shares = shares_of_windows(rows, sizes.ends(runs.num_rows))
     windows, ends = len(shares), (shares + np.cumsum(rows) - rows).T.reshape(-1)  # stratum by stratum
-    runs = runs.take(_by_number(stratum, count))
     cuts = distinct(np.concatenate([ends, runs.ends]))[1:]
     starts = np.concatenate(([0], cuts[:-1]))
     piece = np.searchsorted(runs.ends, starts, side="right")
     offset = runs.stop[piece] - runs.ends[piece]
     cut = Runs(runs.split[piece], starts + offset, cuts + offset)
     of_window = (np.searchsorted(ends, starts, side="right") - 1) % windows
-    return cut.take(_by_number(of_window, windows))
+    return cut.take(by_number(of_window, windows))
 
 
-def _by_number(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return places in the order of their numbers, which are below `count`; those of one number stay in order.
+def interleaved_until(runs: Runs, splits: int, sizes: WindowSizes, row: int) -> Runs:
+    """Return the same up to the window of a row, for those who ask which rows the windows before it hold.
 
-    >>> _by_number(np.array([1, 0, 1, 0]), 2).tolist()
-    [1, 3, 0, 2]
+    These come in another order, stratum by stratum, so that windows need not be laid out one by one.
+
+    >>> list(interleaved_until(Runs.of([(0, 0, 16), (1, 0, 16)]), 2, WindowSizes(8), 16))
+    [(0, 0, 8), (1, 0, 8), (0, 8, 12), (1, 8, 12)]
     """
-    return np.argsort(numbers.astype(np.min_scalar_type(count)), kind="stable")  # numbers of 16 bits are not compared
+    strata = _strata(runs, splits, sizes)
+    if not len(strata):
+        return strata.runs
+    total = strata.runs.num_rows
+    number, begin = sizes.at(min(row, total - 1))
+    shares = shares_of_windows(strata.rows, np.array([0, begin, min(sizes.begin(number + 1), total)]))
+    stratum = np.tile(np.arange(len(strata)), 2)
+    return strata.parts(stratum, shares[:2].reshape(-1), shares[1:].reshape(-1)).runs
+
+
+def _strata(runs: Runs, splits: int, sizes: WindowSizes) -> Hands:
+    """Return the pieces of each stratum, in the order of the epoch."""
+    full = runs.stop > runs.start
+    if not full.all():
+        runs = runs.take(np.flatnonzero(full))
+    if not len(runs):
+        return Hands.of([])
+    count = max(1, min(splits, len(runs), sizes.least // ROWS_OF_A_PIECE))
+    stratum = strata_of(runs, count)
+    return Hands.of([runs]).dealt(stratum, int(stratum.max()) + 1)

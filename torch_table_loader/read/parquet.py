@@ -58,7 +58,6 @@ from torch_table_loader.read.parquet_sizes import (
     large_pages_size,
     leaves_of,
     levels_size,
-    numbers_size,
     seen_rows,
     variable_leaves,
 )
@@ -216,20 +215,20 @@ class ParquetReader(
     @override
     def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
         num_rows, pages = max(1, meta.group_rows[group]), _PAGES_BYTES * len(columns)
-        most, numbers, levels = row_bytes, row_bytes, _LEVEL_BYTES * len(columns)
+        fixed, most, nested, levels = row_bytes, row_bytes, 0, _LEVEL_BYTES * len(columns)
         if meta.footer is not None:
             parsed = parse(meta.footer)
             fixed, leaves = variable_leaves(parsed, meta.schema, columns)
             most = max(row_bytes, fixed + decoded_size(meta.footer, parsed, group, leaves).least // num_rows)
-            numbers = fixed + numbers_size(parsed, group, leaves) // num_rows
-            levels += levels_size(parsed, group, leaves) // num_rows
+            nested = levels_size(parsed, group, leaves) // num_rows
             pages += large_pages_size(parsed, group, leaves)
         pages = min(pages, 2 * meta.group_bytes[group])
-        if max_rows >= num_rows:  # a few columns are decoded at a time
-            return num_rows * (most + levels) + pages // max(1, len(columns))
-        # Arrow keeps the memory of one read for the next, and makes room for twice as many values, rounded up.
-        room = 1 << (2 * max_rows - 1).bit_length()
-        return room * (numbers + levels) + 2 * max_rows * max(0, most - numbers) + pages
+        if _is_whole(num_rows, max_rows):  # a few columns are decoded at a time
+            return num_rows * (most + nested + levels) + pages // max(1, len(columns))
+        # Arrow makes room for a power of two of values, and keeps that of levels for the next read.
+        max_rows = min(max_rows, meta.num_rows)
+        room = 1 << (max_rows - 1).bit_length()
+        return room * (fixed + levels) + 2 * max_rows * (most - fixed + nested) + pages
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
@@ -237,7 +236,7 @@ class ParquetReader(
         coded = encoded_columns(parsed, self.encoded)
         source = storage.open(file.path)
 
-        def opened(unit: str | None, footer: pq.FileMetaData) -> pq.ParquetFile:
+        def opened(unit: str | None, footer: pq.FileMetaData) -> WideParquet:
             return WideParquet(
                 source,
                 metadata=footer,
@@ -312,7 +311,7 @@ class ParquetFile(ThinningFile):
 
     def __init__(
         self,
-        handle: pq.ParquetFile,
+        handle: WideParquet,
         source: pa.NativeFile,
         meta: FileMeta,
         instants: Instants | None = None,
@@ -337,6 +336,7 @@ class ParquetFile(ThinningFile):
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
         self._parts: dict[tuple[str, ...], _Part] = {}
+        self._divided: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         self._forms: dict[tuple[str, ...], _Form] = {}
         self._seen = seen_rows(meta.footer or b"")
         readable = handle.schema_arrow.names
@@ -372,7 +372,7 @@ class ParquetFile(ThinningFile):
         held = 0
         for group in groups:
             weight, first = self._weighed(group, columns, max_rows)
-            whole = self._is_whole(group, max_rows)
+            whole = _is_whole(self._meta.group_rows[group], max_rows)
             if streamed and (first or whole or held + weight > self._most_bytes):
                 yield streamed, max_rows
                 streamed, held = [], 0
@@ -413,10 +413,6 @@ class ParquetFile(ThinningFile):
             known = self._leaves[names] = variable_leaves(self._handle.metadata, self._meta.schema, decoded)
         return known
 
-    def _is_whole(self, group: int, max_rows: int) -> bool:
-        num_rows = self._meta.group_rows[group]
-        return max_rows < 2 * num_rows <= 2 * max_rows
-
     def _refuse(self, groups: Iterable[int], columns: Sequence[str]) -> None:
         """Refuse columns that are encrypted, or too large."""
         if self._encrypted and (found := [name for name in columns if name in self._encrypted]):
@@ -429,7 +425,7 @@ class ParquetFile(ThinningFile):
 
     @override
     def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
-        return self._is_whole(group, max_rows) and not self._weighed(group, columns, max_rows)[1]
+        return _is_whole(self._meta.group_rows[group], max_rows) and not self._weighed(group, columns, max_rows)[1]
 
     @override
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
@@ -452,27 +448,36 @@ class ParquetFile(ThinningFile):
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
         """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
-        at_once = max(1, self._values_at_once // max(1, self._meta.group_rows[group]))
-        at_once = max(1, len(columns)) if self._shares else at_once
-        starts = range(0, max(1, len(columns)), at_once)
-        tables = [self._some(group, columns[start : start + at_once]) for start in starts]
         names = tuple(columns)
+        if (divided := self._divided.get(names)) is None:
+            divided = self._divided[names] = self._divide(names)
+        tables = [self._some(group, some) for some in divided]
         if (form := self._forms.get(names)) is None:
             form = self._forms[names] = _Form.of([field for table in tables for field in table.schema])
         if len(tables) == 1:
             return tables[0]
         return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=form.schema)
 
-    def _some(self, group: int, columns: list[str]) -> pa.Table:
+    def _divide(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Divide columns into those that one call reads of a row group."""
+        at_once = max(1, self._values_at_once // max(1, *self._meta.group_rows))
+        if self._shares or len(names) <= 2 * at_once:  # a second call costs more than caches save
+            return [names]
+        return [names[start : start + at_once] for start in range(0, len(names), at_once)]
+
+    def _some(self, group: int, names: tuple[str, ...]) -> pa.Table:
         """Read a few columns of a row group at once; how they come is looked up at the first row group."""
-        table = self._handle.read_row_group(group, columns=columns, use_threads=self._shares)
+        table = self._handle.group(group, names, use_threads=self._shares)
         if self._instants is not None:
-            table = self._instants.of_group(table, group, columns)
-        names = tuple(columns)
+            table = self._instants.of_group(table, group, names)
         if (known := self._parts.get(names)) is None:
-            schema = pa.schema(map(table.schema.field, columns))
-            known = self._parts[names] = _Part(text_places(schema), table.column_names == columns)
-        return sound_text(table if known.as_asked else table.select(columns), known.texts)
+            schema = pa.schema(map(table.schema.field, names))
+            known = self._parts[names] = _Part(text_places(schema), table.column_names == list(names))
+        if not known.as_asked:
+            table = table.select(names)
+        if known.texts:
+            sound_text(table, known.texts)
+        return table
 
     def _streamed(self, groups: list[int], columns: list[str], first: int, max_rows: int) -> Iterator[pa.RecordBatch]:
         """Stream row groups in batches of `max_rows`; if the first one is to have fewer, as many as they weigh."""
@@ -507,6 +512,15 @@ class ParquetFile(ThinningFile):
     def close(self) -> None:
         self._handle.close()
         self._source.close()
+
+
+def _is_whole(num_rows: int, max_rows: int) -> bool:
+    """Whether a row group of so many rows is read whole, where reads have at most `max_rows`.
+
+    >>> _is_whole(100, 100), _is_whole(51, 100), _is_whole(50, 100), _is_whole(101, 100)
+    (True, True, False, False)
+    """
+    return max_rows < 2 * num_rows <= 2 * max_rows
 
 
 def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:

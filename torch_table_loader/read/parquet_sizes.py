@@ -91,12 +91,6 @@ def _width_of(parsed: pq.FileMetaData, leaf: int) -> int:
     return width
 
 
-def numbers_size(parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> int:
-    """Return what those leaves of a row group decode to whose values are all of one width."""
-    row_group = parsed.row_group(group)
-    return sum(int(row_group.column(leaf).num_values) * _width_of(parsed, leaf) for leaf in leaves)
-
-
 @lru_cache(maxsize=64)
 def seen_rows(footer: bytes) -> dict[tuple[str, ...], Decoded]:  # noqa: ARG001 the key
     """Return what rows of a file came to, by the columns that were read; who reads some adds them.

@@ -22,7 +22,7 @@ from torch_table_loader.ranges import ChangedFile, Client, Found, far
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import public_options
 from torch_table_loader.source.address import HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address, shown
-from torch_table_loader.source.local_client import LocalClient
+from torch_table_loader.source.local_client import LocalClient, version_here
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter, of_length
 from torch_table_loader.source.store_errors import StoreErrors
 from torch_table_loader.translating import translating
@@ -121,6 +121,8 @@ class FileStorage:
 
     def version(self, path: str) -> FileVersion:
         """Return the current size, time and tag. Raises as `open` does."""
+        if self.protocol == "file" and (here := version_here(path)) is not None:
+            return here
         found = self._ask(path, lambda client: client.stat(path))
         return found.version or found._replace(path=self.shown(path)).file_version()
 
@@ -240,7 +242,7 @@ class FileStorage:
     def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
         """Return the store's answer to a request that may be repeated; over a network, it is."""
         if not self._is_far:
-            try:  # a context manager would cost more than what is asked most: whether a file is still the same
+            try:
                 return ask(self._connection(path).client)
             except BaseException:
                 with self._own_errors(path, None):

@@ -113,17 +113,17 @@ class PackedStream(TurnStream):
         number, place = divmod(turn, max(1, self.count))
         return number, self._windows(number).before(place)
 
-    def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
-        """Return the sequence that begins after some tokens of a round, and the `origin` by which it does so.
+    def turn_behind(self, number: int, width: int) -> tuple[int, int]:
+        """Return the sequence that begins after so many tokens of a round, and the `origin` by which it does so.
 
         It is counted from the end of the round, so that all rounds have as many; only of "concat".
         """
         count, seq_len = self.count, self.tokens.pack.width
-        left = -(-(self.tokens_of_a_round - tokens) // seq_len)
-        return (number + 1) * count - left, tokens - (count - left) * seq_len
+        left = -(-(self.width_of_a_round - width) // seq_len)
+        return (number + 1) * count - left, width - (count - left) * seq_len
 
     @property
-    def tokens_of_a_round(self) -> int:
+    def width_of_a_round(self) -> int:
         """All tokens of a round; only of "concat"."""
         return self.tokens_before(self.count)
 

@@ -50,6 +50,8 @@ class Reading(NamedTuple):
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
     options, batching, window, opened = job.options, job.batching, planned.plan.most_of_window, 1
+    largest = int(reading.table.layout.group_rows.max(initial=0))
+    reading = reading._replace(rows=min(reading.rows, int(planned.segments.metadata_rows.max(initial=1))))
     # Of windows, those that wait are as large as they are; another one fills from a read, and counts twice as it turns.
     most = max(window, reading.rows, options.most_rows)
     rows = rows_in_flight(options, most, batching.blocks) + 2 * window + min(window, reading.rows)
@@ -57,19 +59,20 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if (mixing := job.topology.mixing) is not None:
         opened = min(mixing.splits, len(planned.segments.splits))
         held = _mixed_bytes(job, reading, planned, opened)
-    if reading.rows >= reading.table.layout.group_rows.max(initial=0):
+    if largest <= reading.rows < 2 * largest:
         opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes
-    block = min(reading.stage.block_rows or 0, int(reading.table.layout.group_rows.max(initial=0)))
+    block = min(reading.stage.block_rows or 0, largest)
     table_rows = 2 * max(reading.rows, block) * job.row_bytes
     dealt = None if mixing is None else -(-window // options.batch_rows)
     batches = batches_in_flight(options, batching.at_once, batching.blocks, dealt)
     made = batches * options.batch_rows * batching.unit_bytes
     if mixing is not None:  # each split that is open, or read ahead, has a block of its own
-        blocks = (opened + 1 + reads_ahead(reading.threads)) * 2 * block * job.row_bytes
-        return held + made, open_bytes + table_rows + blocks
+        blocks = (opened + 1 + reads_ahead(reading.threads)) * block
+        rows = min(blocks, reading.units.in_rows(planned.plan.own_rows))
+        return held + made, open_bytes + table_rows + 2 * rows * job.row_bytes
     return window * batching.unit_bytes + made, open_bytes + table_rows
 
 
@@ -81,8 +84,7 @@ def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int
     """
     window, units = planned.plan.most_of_window, reading.units
     rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.batching.blocks)
-    most = min(reading.rows, units.in_rows(int(planned.segments.live_rows.max(initial=0))))
-    read = (opened + 2 + reads_ahead(reading.threads)) * most + units.in_rows(window // max(1, opened))
+    read = (opened + 2 + reads_ahead(reading.threads)) * reading.rows + units.in_rows(window // max(1, opened))
     kept = units.num_bytes * min(units.of_rows(read), planned.plan.own_rows)
     if reading.stage is None:
         kept = read * (job.row_bytes + -(-len(reading.columns) // 8))
@@ -117,15 +119,20 @@ def cost_of_fetching(work: StreamWork) -> tuple[int, int, int]:
     return requests, num_bytes, needed
 
 
-def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None) -> int:
+def fetched_at_once(
+    layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None, *, keeps: bool = False
+) -> int:
     """Return the most fetched bytes that are here: those ahead, and the row groups that lanes wait for.
 
     Args:
         fetched: requests, bytes, and needed bytes of an epoch; None if they are unknown.
+        keeps: whether files are here that came whole while planning, as a part of `ahead_bytes`.
     """
     request = min(sizes().far_request_bytes, int(layout.file_bytes.max(initial=0)))
     group = max(request, int(layout.group_bytes.max(initial=0)))
     most = ahead_bytes + lanes * group
     if fetched is None:
         return most
+    if keeps:
+        return min(most, max(fetched[1], int(layout.file_bytes.sum())))
     return min(most, fetched[1])

@@ -20,7 +20,7 @@ from torch_table_loader.errors import TableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.rows import Rows, RowsCodec
+    from torch_table_loader.batching.rows import PlainCodec, Rows
     from torch_table_loader.batching.uneven import UnevenCodec, UnevenRows
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.planning.budgets import BudgetBatches
@@ -53,7 +53,7 @@ PERMUTING = _ForkSafeLock()
 class RowStream(TurnStream):
     """The rows of one store by their place in an order, with row ids as the last column if `row_id` is set.
 
-    `together` are columns that are gathered as one array; see `RowsCodec.together`.
+    `together` are columns that are gathered as one array; see `PlainCodec.together`.
     """
 
     order: Order
@@ -100,6 +100,7 @@ class IndexedWork(LaneWork):
     """Everything that a thread or process needs to make its batches; it pickles."""
 
     plan: GlobalBatches
+    codec: PlainCodec[Any]
     items: ItemStream
     gather_batches: int
 
@@ -139,7 +140,7 @@ class BudgetWork(IndexedWork):
         return self.codec.of_sizes(cast("UnevenRows", rows), self.plan.sizes_of(steps))
 
 
-def work_of(*, plan: GlobalBatches, codec: RowsCodec[Any], **fields: Any) -> IndexedWork:
+def work_of(*, plan: GlobalBatches, codec: PlainCodec[Any], **fields: Any) -> IndexedWork:
     """Return the work of a plan, whose batches have one size or several; a codec then counts batches."""
     if plan.same_size:
         return IndexedWork(plan=plan, codec=codec, **fields)

@@ -23,8 +23,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
+from torch_table_loader.engine.workers.differences import difference, restored
 from torch_table_loader.engine.workers.executor import LaneExecutor
-from torch_table_loader.engine.workers.pickling import difference, pickled_batch, pickled_error, restored
+from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
 from torch_table_loader.engine.workers.shared_memory import (
     SharedBlock,
     SharedMemoryReceiver,

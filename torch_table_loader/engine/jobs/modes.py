@@ -121,7 +121,7 @@ def open_stream(
     planner, stage, units = _ordered(planner, options, row_bytes, stage, held)
     if (mixing := planner.topology.mixing) is not None:
         piece = units.in_rows(mixing.rows // mixing.splits)
-        read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, largest, mixing.splits)
+        read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, largest, mixing.splits, options.memory)
     ids = options.row_id or (stage is not None and stage.takes_ids)
     most = {"max_rows": read_rows, "max_bytes": options.memory}
     reader = table.reader(columns, row_ids=ids, stage=stage, encoded=encoded, **most)

@@ -201,7 +201,7 @@ def _ordered(planner: Planner, options: LoaderOptions, table: Table, read: _Read
         planner = with_mixing(planner, options, units, held)
         if (mixing := planner.topology.mixing) is not None:
             piece = units.in_rows(mixing.rows // mixing.splits)
-            read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, read.largest, mixing.splits)
+            read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, read.largest, mixing.splits, options.memory)
         return _Ordered(planner, stage, units, read_rows)
     planner = with_windows(planner, options, row_bytes, stage)
     if stage is not None:

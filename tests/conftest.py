@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -66,15 +67,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("daily"):
             assert isinstance(item, pytest.Function)
             of_tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in of_tests.values():
+    for name, cases in of_tests.items():
         marker = cases[0].get_closest_marker("daily")
         assert marker is not None
         (choice,) = marker.args
-        spread = _spread(cases)
+        spread = _spread(cases, 0 if any(map(_is_of_another_day, cases)) else zlib.crc32(name.encode()) / (1 << 32))
         chosen = spread[:choice] if isinstance(choice, int) else [case for case in spread if _holds(choice, case)]
         others = [case for case in spread if case not in chosen]
         for number, case in enumerate(others):
             case.add_marker(pytest.mark.slow if number < 2 * len(chosen) else pytest.mark.rare)
+
+
+def _is_of_another_day(case: pytest.Function) -> bool:
+    return any(map(case.get_closest_marker, ("slow", "rare", "kills", "heavy")))
 
 
 def _holds(choice: Callable[..., bool], case: pytest.Function) -> bool:
@@ -82,10 +87,13 @@ def _holds(choice: Callable[..., bool], case: pytest.Function) -> bool:
     return choice(**{name: case.callspec.params[name] for name in inspect.signature(choice).parameters})
 
 
-def _spread(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Return cases in an order whose first ones meet all combinations of parameters about equally often."""
+def _spread(cases: list[pytest.Function], start: float) -> list[pytest.Function]:
+    """Return cases in an order whose first ones meet all combinations of parameters about equally often.
+
+    The start differs from test to test, so that tests of the same parameters do not all choose the same ones.
+    """
     # Multiples of the golden ratio fill an interval evenly.
-    return [cases[at] for at in sorted(range(len(cases)), key=lambda at: (at + 1) * 0.618034 % 1)]
+    return [cases[at] for at in sorted(range(len(cases)), key=lambda at: ((at + 1) * 0.618034 + start) % 1)]
 
 
 def pytest_collection_finish() -> None:

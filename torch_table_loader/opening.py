@@ -182,7 +182,8 @@ def agreed_source(source: Source, plan_check: PlanCheck) -> Source:
     """Return the table as rank 0 sees it: at the same snapshot, or with the same files."""
     if not isinstance(source, SnapshotSource):
         files = plan_check.common_files(source.files)
-        return PathSource(source.storage, files, source.partition_schema, getattr(source, "unread_keys", ()))
+        more = getattr(source, "unread_keys", ()), getattr(source, "folder", None)
+        return PathSource(source.storage, files, source.partition_schema, *more)
     snapshot_id = plan_check.common_value("snapshot", source.snapshot_id)
     if snapshot_id != source.snapshot_id and isinstance(source, TimeTravelSource):
         return source.at_snapshot(snapshot_id)

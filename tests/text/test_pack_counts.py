@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from tests.tables.reading import open_parquet
 from tests.tables.token_files import LAYOUTS
@@ -230,6 +230,7 @@ def test_a_negative_length_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["megatron", "datatrove"])
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 @pytest.mark.parametrize("split_rows", [None, 7])
+@daily(4)
 def test_token_files_are_counted_by_their_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, strategy: Any, split_rows: int | None
 ) -> None:

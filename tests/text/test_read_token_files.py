@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.servers.remote_files import FarStore
 from tests.tables.reading import LocalStorage, as_table, inspect
 from tests.tables.token_files import (
@@ -78,6 +78,7 @@ def write(form: str, folder: Path, documents: Any = DOCUMENTS) -> DataFile:
 
 
 @FORMS
+@daily(2)
 def test_it_fulfils_the_contract(tmp_path: Path, form: str) -> None:
     reader = READERS[form]
     assert isinstance(reader, SidecarReader)
@@ -321,6 +322,7 @@ WRONG_INDEXES = {
 
 
 @pytest.mark.parametrize("name", WRONG_INDEXES)
+@daily(7)
 def test_an_invalid_megatron_index_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.bin").write_bytes(np.arange(5, dtype=np.uint16).tobytes())
     (tmp_path / "x.idx").write_bytes(index_with())

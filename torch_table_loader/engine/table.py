@@ -33,6 +33,7 @@ from torch_table_loader.records import ReadTask
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.ranges import KeepingStorage
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, LeftOut
 
@@ -105,6 +106,16 @@ class Table:
         if isinstance(self.metas, LazyFooters):
             return self.metas.num_bytes
         return sum(len(meta.footer) for meta in self.metas if meta.footer is not None)
+
+    @property
+    def brought_bytes(self) -> int:
+        """Bytes of files that came with their footers, and wait for the first epoch."""
+        return int(getattr(self.storage, "brought_bytes", 0))
+
+    def let_go(self) -> None:
+        """Drop those bytes: a job of several tables has one budget for what is fetched of all."""
+        if self.brought_bytes:
+            cast("KeepingStorage", self.storage).let_go()
 
     @property
     def estimated(self) -> bool:

@@ -6,7 +6,7 @@ import base64
 import glob
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,6 +133,14 @@ def static_root(pattern: str) -> str:
 def is_shallow(relative: str) -> bool:
     """Return whether a glob, below its fixed part, matches files of a single folder only."""
     return "/" not in relative and "**" not in relative
+
+
+def prefixes_of(name: str) -> Iterable[str]:
+    """Return a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
+    yield name
+    for index, character in enumerate(name):
+        if character == "/":
+            yield name[:index]
 
 
 def seems_folder(protocol: str, path: str) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +26,7 @@ from torch_table_loader.source.address import (
     has_magic,
     is_shallow,
     parse_address,
+    prefixes_of,
     seems_folder,
     static_root,
 )
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from torch_table_loader.format_contracts import FormatReader, Sidecar
     from torch_table_loader.records import FileVersion, LocalVersion
     from torch_table_loader.source.folders import PartitionValues
+
+_ONE_PAGE = 1000
+"""Files that stores list with one request."""
 
 _LIST_VERSION = 1
 """Of the files that `write_files` writes."""
@@ -59,12 +63,14 @@ class PathSource:
             order.
         partition_schema: the columns that come from the paths.
         unread_keys: keys of ``key=value`` folders of which no columns are made, since not all files have them.
+        folder: a folder with all files, if one request lists it; None if there is none.
     """
 
     storage: Storage
     files: tuple[DataFile, ...]
     partition_schema: pa.Schema
     unread_keys: tuple[str, ...] = ()
+    folder: str | None = field(default=None, compare=False)
 
     @classmethod
     def open(
@@ -107,7 +113,11 @@ class PathSource:
             files = read_files(files, storage_options)
         storage, paths = _one_storage(_entries(path), storage_options)
         root, listings = _listed(storage, paths, files)
-        return _source(storage, root, listings, reader, by_name, choose, schema)
+        source = _source(storage, root, listings, reader, by_name, choose, schema)
+        is_folder = not has_magic(storage.protocol, paths[0]) and len(listings) == 1
+        if is_folder and 0 < len(listings[0][1]) <= _ONE_PAGE:
+            source = replace(source, folder=root)
+        return source
 
 
 def named_files(
@@ -466,14 +476,6 @@ def parent_of(path: str) -> str:
     if "://" in path:
         return path.partition("?")[0].rpartition("/")[0]
     return path.rpartition("/")[0]
-
-
-def prefixes_of(name: str) -> Iterable[str]:
-    """Return a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
-    yield name
-    for index, character in enumerate(name):
-        if character == "/":
-            yield name[:index]
 
 
 def common_root(roots: Sequence[str]) -> str:

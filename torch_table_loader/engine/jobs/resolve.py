@@ -47,7 +47,13 @@ _ROW_KEPT = 40
 
 
 def surveyed(
-    source: Source, options: LoaderOptions, cache: Plans | None, *, split_deletes: bool = False, lazy: bool = False
+    source: Source,
+    options: LoaderOptions,
+    cache: Plans | None,
+    *,
+    split_deletes: bool = False,
+    lazy: bool = False,
+    brought_bytes: int = 0,
 ) -> tuple[Table, LoaderOptions]:
     """Survey a table, and return it with the options as they are for it; see `survey`."""
     table = survey(
@@ -59,6 +65,7 @@ def surveyed(
         lazy=lazy,
         verify_checksums=bool(options.remote.verify_checksums),
         skip=options.on_error == "skip",
+        brought_bytes=brought_bytes,
     )
     return table, options.of_columns(table.schema.names)
 

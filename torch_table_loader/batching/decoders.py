@@ -164,8 +164,7 @@ class FlatCell(Cell):
             return values.astype(self.dtype)
         # A slice of a mutable buffer is ours alone (the reader decoded it for this call); a second array on the
         # same buffer, a memory map and foreign memory are not.
-        address = buffer.address
-        if not buffer.is_mutable or address in seen:
+        if not buffer.is_mutable or (address := buffer.address) in seen:
             return values.copy()
         seen.add(address)
         return values
@@ -295,23 +294,21 @@ class FixedDecoder(Decoder):
 def view_cells(decoders: Sequence[Decoder | Stack]) -> list[FlatCell] | None:
     """Return the cells of decoders that give Arrow's own numbers alone; None if some do more."""
     cells = [each.cell for each in decoders if isinstance(each, FixedDecoder) and not each.masked]
-    found = [each for each in cells if isinstance(each, FlatCell) and each.views]
-    if len(found) < len(decoders):
-        return None
-    return found
+    if len(found := [each for each in cells if isinstance(each, FlatCell) and each.views]) == len(decoders):
+        return found
+    return None
 
 
 def viewed(arrays: Sequence[pa.Array], cells: Sequence[FlatCell]) -> list[NDArray[Any]]:
     """Return what the cells give of arrays, with no step in Python for those that are views; see `Cell.values`."""
-    seen: set[int] = set()
-    found = []
+    found, seen = [], set[int]()
     for array, cell in zip(arrays, cells, strict=True):
         length, buffer = len(array), array.buffers()[1]
         if not length or array.null_count or not buffer.is_mutable or (address := buffer.address) in seen:
             found.append(cell.values(array, seen))
-            continue
-        seen.add(address)
-        found.append(np.frombuffer(buffer, cell.dtype, length, array.offset * cell.dtype.itemsize))
+        else:
+            seen.add(address)
+            found.append(np.frombuffer(buffer, cell.dtype, length, array.offset * cell.dtype.itemsize))
     return found
 
 

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
+from torch_table_loader.cached import cached_property
 from torch_table_loader.contracts import RangeStorage
 from torch_table_loader.errors import MissingPathError, StorageError
 from torch_table_loader.forks import OfProcess

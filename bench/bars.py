@@ -137,8 +137,8 @@ SATURATION: dict[tuple[str, int], float | None] = {
 }
 """By table and rows of a batch, the cores that an epoch can use at the least before Python's lock keeps others out."""
 
-WINDOWS_OVER_PLAIN = 0.75
-"""Speed by CPU of shuffle windows of 50,000 rows, over that of the plain stream."""
+MIXED_OVER_PLAIN: dict[int | None, float] = {None: 0.6, 50_000: 0.75}
+"""Speed by CPU of `shuffle=True`, over that of the plain stream, by rows of a window; None: as it comes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "sharing": ("Ranks and training loops that share a machine", ""),
     "windows": (
         "Shuffle windows",
-        "Two lanes, with and without `shuffle_buffer_size=50000`, in turn; CPU seconds of all threads.",
+        """Two lanes, `shuffle=True` and `"splits"`, in turn, after an epoch of each; CPU seconds of all threads.""",
     ),
     "mixing": (
         "How well an order mixes",

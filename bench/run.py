@@ -127,14 +127,17 @@ class Bench:
             yield Outcome(name, told["saturation"], bar, at_least=True, note=note, runs=self._rounds)
 
     def windows(self) -> Iterator[Outcome]:
-        """Compare shuffle windows with the plain stream."""
-        for table in ("A-zstd", "B"):
-            pairs = _pairs(self._child("bench.windows", *self._table(table, 8192), "--rounds", str(self._rounds)))
-            name = f"{table}, batches of 8,192: speed by CPU in windows of 50,000 rows, of the plain stream's"
+        """Compare mixed splits with the plain stream."""
+        for table, window in itertools.product(("A-zstd", "B"), bars.MIXED_OVER_PLAIN):
+            options, how = list(self._table(table, 8192)), "by default"
+            if window is not None:
+                options += ["--window", str(window)]
+                how = f"in windows of {window:,} rows"
+            pairs = _pairs(self._child("bench.windows", *options, "--rounds", str(self._rounds)))
+            name = f"{table}, batches of 8,192: speed by CPU of mixed splits {how}, of the plain stream's"
             note = f"{cpu_micros(pairs.left) * 1e3:.0f} and {cpu_micros(pairs.right) * 1e3:.0f} ns a row"
-            yield Outcome(
-                name, pairs.median_by_cpu, bars.WINDOWS_OVER_PLAIN, at_least=True, note=note, runs=len(pairs.left)
-            )
+            bar = bars.MIXED_OVER_PLAIN[window]
+            yield Outcome(name, pairs.median_by_cpu, bar, at_least=True, note=note, runs=len(pairs.left))
 
     def mixing(self, only: str) -> Iterator[Found]:
         """Measure how well orders mix tables that lie sorted, and what a network learns from them."""

@@ -1,4 +1,4 @@
-"""Epochs in shuffle windows beside the plain stream, by CPU, in a process of its own; prints JSON.
+"""Epochs of mixed splits beside those of the plain stream, by CPU, in a process of its own; prints JSON.
 
 Other processes of a shared machine change how long an epoch takes more than the CPU that it takes.
 """
@@ -24,13 +24,16 @@ def main() -> None:
     parser.add_argument("--table", required=True)
     parser.add_argument("--root", type=Path, default=Path("build/bench"))
     parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--window", type=int, default=50_000, help="rows of a window")
+    parser.add_argument("--window", type=int, help="rows of a window; the default's if left out")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     table = build(options.table, options.root)
-    windows = ours.epochs(table, options.batch_size, shuffle_buffer_size=options.window)
-    pairs = interleave(windows, ours.epochs(table, options.batch_size), options.rounds)
+    size, workers = options.batch_size, options.workers
+    mixed = ours.epochs(table, size, num_workers=workers, shuffle=True, shuffle_buffer_size=options.window)
+    plain = ours.epochs(table, size, num_workers=workers, shuffle="splits")
+    pairs = interleave(mixed, plain, options.rounds)
     sides = {side: [dataclasses.asdict(sample) for sample in getattr(pairs, side)] for side in ("left", "right")}
     sys.stdout.write(json.dumps(sides) + "\n")
     sys.stdout.flush()

@@ -9,7 +9,10 @@ import multiprocessing
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +45,20 @@ collect_ignore = ["launchers/scripts"]  # they are run, and import frameworks
 multiprocessing.set_forkserver_preload(["torch_table_loader.dataset"])  # or each of its workers would import torch
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Iterator[Any]:
+    """Let each of several processes begin with other files: what one has compiled, others find when they come there.
+
+    In a fresh checkout assertions of 350 files are rewritten, which takes longer than all else that collecting does.
+    """
+    own, here = getattr(session.config, "workerinput", None), Path(__file__).parent
+    if own is not None and here in (Path(name).resolve() for name in session.config.args):
+        files = sorted(here.rglob("test_*.py"))
+        for file in files[int(own["workerid"].removeprefix("gw")) :: own["workercount"]]:
+            import_module(".".join((here.name, *file.relative_to(here).with_suffix("").parts)))
+    return (yield)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `daily` does not choose of a test's cases: twice as many as it chooses as slow, the others as rare."""
@@ -50,15 +67,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("daily"):
             assert isinstance(item, pytest.Function)
             of_tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in of_tests.values():
+    for name, cases in of_tests.items():
         marker = cases[0].get_closest_marker("daily")
         assert marker is not None
         (choice,) = marker.args
-        spread = _spread(cases)
+        spread = _spread(cases, 0 if any(map(_is_of_another_day, cases)) else zlib.crc32(name.encode()) / (1 << 32))
         chosen = spread[:choice] if isinstance(choice, int) else [case for case in spread if _holds(choice, case)]
         others = [case for case in spread if case not in chosen]
         for number, case in enumerate(others):
             case.add_marker(pytest.mark.slow if number < 2 * len(chosen) else pytest.mark.rare)
+
+
+def _is_of_another_day(case: pytest.Function) -> bool:
+    return any(map(case.get_closest_marker, ("slow", "rare", "kills", "heavy")))
 
 
 def _holds(choice: Callable[..., bool], case: pytest.Function) -> bool:
@@ -66,10 +87,13 @@ def _holds(choice: Callable[..., bool], case: pytest.Function) -> bool:
     return choice(**{name: case.callspec.params[name] for name in inspect.signature(choice).parameters})
 
 
-def _spread(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Return cases in an order whose first ones meet all combinations of parameters about equally often."""
+def _spread(cases: list[pytest.Function], start: float) -> list[pytest.Function]:
+    """Return cases in an order whose first ones meet all combinations of parameters about equally often.
+
+    The start differs from test to test, so that tests of the same parameters do not all choose the same ones.
+    """
     # Multiples of the golden ratio fill an interval evenly.
-    return [cases[at] for at in sorted(range(len(cases)), key=lambda at: (at + 1) * 0.618034 % 1)]
+    return [cases[at] for at in sorted(range(len(cases)), key=lambda at: ((at + 1) * 0.618034 + start) % 1)]
 
 
 def pytest_collection_finish() -> None:
@@ -109,22 +133,25 @@ def earlier_loaders_gone() -> None:
 
     What is left was imported meanwhile: no later collection looks at it.
     """
-    if children():
-        gc.unfreeze()  # a loader that was still held when the last file ended is no garbage until then
-    freeze_what_is_left()
+    if not freeze_what_is_left(1):
+        gc.unfreeze()  # a loader that was still held when something was frozen is no garbage until then
+        freeze_what_is_left()
     for process in multiprocessing.active_children():
         process.join(20)
 
 
-def freeze_what_is_left() -> None:
-    """Collect garbage, and leave the rest out of later collections.
+def freeze_what_is_left(seconds: float = 5) -> bool:
+    """Collect garbage, and leave the rest out of later collections, which take long where they look at all modules.
 
-    Threads and processes that work for a loader end when it is collected: frozen, it would never be.
+    Threads and processes that work for a loader end when it is collected: frozen, it would never be. Returns whether
+    they all ended in time; else nothing is frozen.
     """
-    end = time.monotonic() + 5
+    end = time.monotonic() + seconds
     gc.collect()
     while (lane_threads() or children()) and time.monotonic() < end:
         time.sleep(0.01)
         gc.collect()
-    if not lane_threads() and not children():
+    ended = not lane_threads() and not children()
+    if ended:
         gc.freeze()
+    return ended

@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 
 def lane_threads() -> list[threading.Thread]:
     """List the threads that serve lanes."""
@@ -16,7 +18,7 @@ def lane_threads() -> list[threading.Thread]:
 
 def lane_threads_end() -> bool:
     """Wait for the threads that serve lanes: those that ask a store end soon after their loader, not with it."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while lane_threads() and time.monotonic() < end:
         time.sleep(0.005)
     return not lane_threads()

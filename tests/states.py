@@ -8,6 +8,8 @@ from typing import Any
 
 State = dict[str, Any]
 """What ``state_dict()`` returns."""
+STATE_VERSION = 2
+"""The newest, which the files of frozen states name."""
 
 
 def stages_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:

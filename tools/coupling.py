@@ -1,36 +1,57 @@
-"""Count the test functions that need no private name of the package's rooms.
+"""Count the test functions that need no private name of the package.
 
     python -m tools.coupling [--files]
 
-A function needs what it names, and what the functions and fixtures of its file need that it names. The second count
-adds what the helper modules and conftest files of the tests need, each as a whole.
+Public is what users and authors of plug-ins import: the package's own names, those of `extend`, `testing` and
+`integrations`, the command line's `main`, and what a page of the documentation imports. A name is the same wherever it
+is imported from: `errors.ConfigError` is public, since the package has it. A function needs what it names, and what
+the functions, fixtures and values that it names need in turn: those of its file, and, in the second count, those of
+the helper modules of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "torch_table_loader"
-PRIVATE_ROOMS = ("batching", "engine", "planning", "read", "source", "store", "text")
-PUBLIC_MODULES = (f"{PACKAGE}.text.pack",)
-"""Modules of these rooms whose names users type."""
+FRONT = ("extend", "testing", "integrations", "cli.main")
+"""Modules whose names are public."""
+_ON_A_PAGE = re.compile(rf"from ({PACKAGE}[\w.]*) import ([\w, ]+)")
+_PATCHED = re.compile(rf"{PACKAGE}(\.\w+){{2,}}")
 
 
 def is_private(name: str) -> bool:
-    """Whether a dotted name is of a private room.
+    """Whether a dotted name is private.
 
-    >>> is_private("torch_table_loader.engine.sizing"), is_private("torch_table_loader.errors")
-    (True, False)
+    >>> [is_private(f"torch_table_loader.{name}") for name in ("errors.ConfigError", "extend.Split", "engine.sizing")]
+    [False, False, True]
     """
-    parts = name.split(".")
-    if any(name == module or name.startswith(f"{module}.") for module in PUBLIC_MODULES):
+    inside = name.removeprefix(f"{PACKAGE}.")
+    if inside == name or name in public_names():
         return False
-    return parts[0] == PACKAGE and len(parts) > 1 and parts[1] in PRIVATE_ROOMS
+    return not any(f"{inside}.".startswith(f"{module}.") for module in FRONT)
+
+
+@cache
+def public_names() -> frozenset[str]:
+    """Return the names that the package and its modules of the front offer, each with those of its home."""
+    found = {f"{PACKAGE}.__version__"}
+    for path in ("__init__.py", "extend.py", "testing/__init__.py"):
+        imported = dict(_imported(ast.parse((ROOT / PACKAGE / path).read_text("utf-8"))))
+        found |= {home for home in imported.values() if home.startswith(f"{PACKAGE}.")}
+        if path == "__init__.py":
+            found |= {f"{PACKAGE}.{name}" for name in imported}
+    for page in (ROOT / "docs").glob("*.md"):
+        for module, names in _ON_A_PAGE.findall(page.read_text("utf-8")):
+            found |= {f"{module}.{name.strip()}" for name in names.split(",")}
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +69,8 @@ class FileOfTests:
         for node in tree.body:
             for name in _defined(node):
                 parts[name] = parts.get(name, frozenset()) | _named(node)
-        return cls(dict(_imported(tree)), parts)
+        patched = {name: name for names in parts.values() for name in names if "." in name}
+        return cls(dict(_imported(tree)) | patched, parts)
 
     def tests(self) -> list[str]:
         """List the test functions, those of classes by the name of the class."""
@@ -73,9 +95,11 @@ def _defined(node: ast.stmt) -> list[str]:
 
 
 def _named(node: ast.stmt) -> frozenset[str]:
-    """Return the names that a statement reads, its arguments (fixtures) among them."""
+    """Return the names that a statement reads, its arguments (fixtures) and dotted names that it patches among them."""
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    return frozenset(names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)})
+    names |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+    texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str))
+    return frozenset(names | set(filter(_PATCHED.fullmatch, texts)))
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -92,19 +116,30 @@ def read_tests(root: Path) -> dict[str, FileOfTests]:
     return {".".join(path.relative_to(root).with_suffix("").parts): FileOfTests.of(path) for path in paths}
 
 
-def needed(files: dict[str, FileOfTests], names: Iterable[str]) -> frozenset[str]:
-    """Return the private names among some names, and those that the helper modules among them import."""
+def needed(files: dict[str, FileOfTests], names: frozenset[str]) -> frozenset[str]:
+    """Return the private names among some names, and those that what they name of helper modules needs."""
     waiting = [*names]
     found = frozenset(filter(is_private, waiting))
-    seen: set[str] = set()
+    seen: set[str] = set(names)
     while waiting:
-        name = waiting.pop()
-        for helper in {name, name.rpartition(".")[0]} & files.keys() - seen:
-            seen.add(helper)
-            imports = files[helper].imports.values()
-            found |= frozenset(filter(is_private, imports))
-            waiting += imports
+        new = _behind(files, waiting.pop()) - seen
+        seen |= new
+        waiting += new
+        found |= frozenset(filter(is_private, new))
     return found
+
+
+def _behind(files: dict[str, FileOfTests], name: str) -> frozenset[str]:
+    """Return what a name of a helper module needs; a module that is named as a whole needs what all its parts do."""
+    if name in files:
+        return frozenset[str]().union(*(files[name].reached(part) for part in files[name].parts))
+    module, _, part = name.rpartition(".")
+    helper = files.get(module)
+    if helper is None:
+        return frozenset()
+    if part in helper.parts:
+        return helper.reached(part)
+    return frozenset(filter(None, [helper.imports.get(part)]))
 
 
 def main() -> None:
@@ -116,15 +151,15 @@ def main() -> None:
     total = alone = with_helpers = 0
     for name, file in files.items():
         reached = {test: file.reached(test) for test in file.tests()}
-        direct = {test: frozenset(filter(is_private, names)) for test, names in reached.items()}
+        needs = {test: needed(files, names) for test, names in reached.items()}
         total += len(reached)
-        alone += sum(not found for found in direct.values())
-        with_helpers += sum(not needed(files, names) for names in reached.values())
-        private = frozenset[str]().union(*direct.values())
+        alone += sum(not any(map(is_private, names)) for names in reached.values())
+        with_helpers += sum(not found for found in needs.values())
+        private = frozenset[str]().union(*needs.values())
         if show and private:
-            print(f"{sum(map(bool, direct.values())):4} of {len(reached):3} {name}: {', '.join(sorted(private))}")
-    print(f"{total} test functions. {alone / total:.0%} need no private name by themselves, ", end="")
-    print(f"{with_helpers / total:.0%} with the helper modules that they name.")
+            print(f"{sum(map(bool, needs.values())):4} of {len(reached):3} {name}: {', '.join(sorted(private))}")
+    print(f"{total} test functions. {alone / total:.1%} need no private name by themselves, ", end="")
+    print(f"{with_helpers / total:.1%} with what they use of helper modules.")
 
 
 if __name__ == "__main__":

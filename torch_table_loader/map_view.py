@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.rows import PlainCodec
     from torch_table_loader.engine.items import TableItems
 
 _OF_A_MASK = "of a mask pass numpy.flatnonzero(mask)"
@@ -42,7 +43,7 @@ class MapView(torch.utils.data.Dataset[Any]):
         """
         options = items.rows.options
         self._items = items
-        self._codec = make_codec(items.columns, TypePolicy.of(options))
+        self._codec = cast("PlainCodec[Any]", make_codec(items.columns, TypePolicy.of(options)))
         self._first = _first if options.samples.are_rows else options.samples.parts.one_of
 
     def __len__(self) -> int:

@@ -69,7 +69,7 @@ class TimeTravel:
         theirs, own, wanted = saved.tables[name].table, job.bound.table, list(saved.taken.extents)
         grown: Extent | None = None
         if theirs["fingerprint"] != own["fingerprint"]:
-            if job.options.on_growth == "continue":
+            if job.options.continues:
                 grown = Extent.of(theirs)
                 wanted.append(grown)
             elif (other := theirs.get("snapshot_id")) not in (None, own.get("snapshot_id")):
@@ -182,7 +182,8 @@ def agreed_source(source: Source, plan_check: PlanCheck) -> Source:
     """Return the table as rank 0 sees it: at the same snapshot, or with the same files."""
     if not isinstance(source, SnapshotSource):
         files = plan_check.common_files(source.files)
-        return PathSource(source.storage, files, source.partition_schema, getattr(source, "unread_keys", ()))
+        more = getattr(source, "unread_keys", ()), getattr(source, "folder", None)
+        return PathSource(source.storage, files, source.partition_schema, *more)
     snapshot_id = plan_check.common_value("snapshot", source.snapshot_id)
     if snapshot_id != source.snapshot_id and isinstance(source, TimeTravelSource):
         return source.at_snapshot(snapshot_id)
@@ -297,7 +298,7 @@ def _check_changelog(changelog: Any, start: Any, name: str, options: LoaderOptio
     what = name.removesuffix("_id")
     if changelog and start is None:
         raise ConfigError(f"changelog=True reads what came and went after a {what}; say which by start_{name}=")
-    if changelog and options.on_growth is not None:
+    if changelog and options.continues:
         raise ConfigError(
             f"changelog=True reads what happened up to one {what}, and on_growth= goes on with another; leave "
             "on_growth= out, and read what came after it as a changelog of its own"

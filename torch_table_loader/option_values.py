@@ -304,6 +304,15 @@ class Budget:
         one_of(("rows", "padded"), "Budget(counts=)", self.counts)
         one_of(("alone", "error"), "Budget(longer=)", self.longer)
 
+    def counted_pad(self, ragged: RaggedOption | None) -> Pad | None:
+        """Return how lists are padded whose padding counts, of what ``ragged=`` says; None where it does not count."""
+        layout = ragged
+        if isinstance(layout, Mapping):
+            layout = layout.get(self.length)
+        if self.counts == "padded" and isinstance(layout, Pad):
+            return layout
+        return None
+
     def warn_of(self, longer: int, rows: int, longest: str = "") -> None:
         """Warn of rows that are longer than a batch."""
         warn_caller(

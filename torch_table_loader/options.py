@@ -23,7 +23,6 @@ from torch_table_loader.option_values import (
     Budget,
     ColumnFunctions,
     ColumnsOption,
-    Pad,
     RaggedOption,
     RemoteOptions,
     RowStore,
@@ -261,8 +260,6 @@ class LoaderOptions:
                 object.__setattr__(self, entry.name, check(entry.name, value))
         for check_together in _TOGETHER:
             check_together(self)
-        if self.pack is not None:
-            self.pack.check_beside({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
     @property
     def budget(self) -> Budget | None:
@@ -289,6 +286,21 @@ class LoaderOptions:
         return self.weights is None and self.on_growth is None
 
     @property
+    def continues(self) -> bool:
+        """Whether an epoch of before the table grew goes on with the new rows."""
+        return self.on_growth == "continue"
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """What ranks compare that no state is bound to, by name."""
+        return {name: getattr(self, name) for name in ("on_growth", "epochs", "count_filtered")}
+
+    @property
+    def needing_rows_once(self) -> list[str]:
+        """The options given here that need splits which hold each row once."""
+        return [name for name in ("on_growth", "pack") if getattr(self, name) is not None]
+
+    @property
     def may_mix(self) -> bool:
         """Whether rows of several splits are mixed, where nothing keeps them from it."""
         return self.shuffle is True or self.shuffle == "mixed"
@@ -297,6 +309,14 @@ class LoaderOptions:
     def processes(self) -> bool:
         """Whether processes of their own make batches."""
         return self.worker_type != "thread" and self.num_workers != 0
+
+    def bytes_to_keep(self, num_ranks: int) -> int:
+        """Return how much of far files planning keeps for the first epoch: nothing unless this process reads all."""
+        some = self.column_names is not None or self.filters is not None or self.schema is not None
+        elsewhere = num_ranks > 1 or self.processes or self.remote.cache_dir is not None
+        if some or elsewhere or not self.samples.are_rows:
+            return 0
+        return self.ahead_bytes // 2
 
     @property
     def start_method(self) -> Literal["fork", "spawn", "forkserver"] | BaseContext | None:
@@ -311,29 +331,10 @@ class LoaderOptions:
         indexed = self.shuffle == "rows"
         if self.pack is not None:
             return self.pack.samples(indexed=indexed)
-        if indexed:
+        if indexed or (budget := self.budget) is None:
             return ONE_BY_ONE
-        return self._filled or ONE_BY_ONE
-
-    @property
-    def _filled(self) -> Samples | None:
-        """The batches of a budget; None where batches have a number of rows."""
-        if (budget := self.budget) is None:
-            return None
         names = self.column_names
-        return FilledSamples(budget, self.counted_pad, names is None or budget.length in names)
-
-    @property
-    def counted_pad(self) -> Pad | None:
-        """How lists are padded whose padding counts for a budget; None where it does not."""
-        if (budget := self.budget) is None or budget.counts == "rows":
-            return None
-        layout = self.ragged
-        if isinstance(layout, Mapping):
-            layout = layout.get(budget.length)
-        if isinstance(layout, Pad):
-            return layout
-        return None
+        return FilledSamples(budget, budget.counted_pad(self.ragged), names is None or budget.length in names)
 
     def with_checked(self, **values: Any) -> Self:
         """Return these options with other values that fit all the rest, so that nothing is checked again."""
@@ -544,7 +545,18 @@ def _check_cache(options: LoaderOptions) -> None:
         )
 
 
-_TOGETHER = (_check_rank, _check_output, _check_rows, _check_budget, _check_files, _check_cache)
+def _check_samples(options: LoaderOptions) -> None:
+    asked = options.pack
+    if asked is None:
+        return
+    if options.weights is not None and (why := asked.why_rows_come_once) is not None:
+        raise ConfigError(f"weights repeats documents, but {why}, or leave weights out")
+    if options.continues and options.shuffle == "rows":
+        raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
+    asked.check_beside({entry.name: getattr(options, entry.name) for entry in fields(options)})
+
+
+_TOGETHER = (_check_rank, _check_output, _check_rows, _check_budget, _check_files, _check_cache, _check_samples)
 """Refuse options that depend on each other and do not fit."""
 
 

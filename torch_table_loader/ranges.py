@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
-from torch_table_loader.contracts import has_ranges
+from torch_table_loader.contracts import RangeStorage, has_ranges
 from torch_table_loader.errors import TableError
 from torch_table_loader.installed import load
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from torch_table_loader.contracts import RangeStorage, ReleasingStorage, Storage
+    from torch_table_loader.contracts import ReleasingStorage, Storage
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
@@ -239,6 +239,19 @@ class PartsReader(Protocol):
         ...
 
 
+class KeepingStorage(RangeStorage, Protocol):
+    """A storage that keeps bytes from planning for the epoch that follows."""
+
+    @property
+    def brought_bytes(self) -> int:
+        """Bytes that are kept."""
+        ...
+
+    def let_go(self) -> None:
+        """Keep nothing any more."""
+        ...
+
+
 OpenReader: TypeAlias = Callable[[], AbstractContextManager[PartsReader]]
 """Opens a reader of parts of a store's files, until the block ends."""
 
@@ -316,6 +329,14 @@ class Far(Protocol):
 
     def reading_parts(self, storage: RangeStorage, settings: FetchSettings) -> AbstractContextManager[PartsReader]:
         """Open a reader of parts of a store's files, until the block ends."""
+        ...
+
+    def with_small_files(self, storage: RangeStorage, folder: str, most_bytes: int) -> KeepingStorage:
+        """Return a storage for planning and reading by one process, whose small files come whole with their ends.
+
+        It keeps so many bytes of them at most, for the next epoch that is fetched: as a part of what that holds ahead.
+        All files of the folder are listed then, and what changed is asked for again.
+        """
         ...
 
     def open_at_end(self, storage: RangeStorage, file: DataFile, least: int) -> AbstractContextManager[pa.NativeFile]:

@@ -29,9 +29,6 @@ SOURCE_COLUMN = "source"
 FIELD_ID_KEY = "PARQUET:field_id"
 """The key of the field id in the metadata of an Arrow field."""
 
-DOCUMENTS = "documents"
-"""The column of packed rows that describes the parts of documents in them; see `arrow.token_rows`."""
-
 _DOMAIN = b"torch-table-loader fingerprint 1\n"
 
 

@@ -44,9 +44,6 @@ class Samples:
     records: ClassVar[tuple[str, ...]] = ()
     """The keys of what states say of samples that are gathered; see `StateRecord`."""
 
-    option: ClassVar[str | None] = None
-    """The option that asks for samples that are no rows."""
-
     guest: ClassVar[str] = ""
     """The guest that makes samples that are no rows."""
 
@@ -188,6 +185,11 @@ class SamplesOption(ABC):
     @abstractmethod
     def samples(self, *, indexed: bool) -> Samples:
         """Return the samples; `indexed`: they are gathered by index, not read as a stream."""
+
+    @property
+    def why_rows_come_once(self) -> str | None:
+        """Why rows cannot come several times, as weights ask, with the remedy; None if they can."""
+        return None
 
     @abstractmethod
     def check_beside(self, options: Mapping[str, Any]) -> None:

@@ -92,11 +92,11 @@ class Schedule:
                 values[place] = new
         return replace(self, values=values)
 
-    def in_samples(self, seq_len: int) -> Schedule:
-        """Return the same with tokens counted as the sequences of one length that have as many, or more."""
+    def in_samples(self, width: int) -> Schedule:
+        """Return the same with tokens counted as the sequences of one width that have as many, or more."""
         if self.unit != "tokens":
             return self
-        return Schedule({-(-place // seq_len): value for place, value in self.values.items()}, "samples")
+        return Schedule({-(-place // width): value for place, value in self.values.items()}, "samples")
 
     def in_whole_batches(self, step: int = 0) -> Schedule:
         """Return the same global batch sizes, by samples from places where one of them ends.

@@ -216,8 +216,8 @@ def test_a_slow_listing_is_asked_for_again_while_retries_last(endless: tuple[str
     url, handler = endless
     handler.kind = "slow page"
     with small_sizes(**SMALL, first_wait_s=0.01):
-        storage, path = opened("S3", url, retry_seconds=0.5)
-        with pytest.raises(StorageTimeoutError, match="tried 2 times"):
+        storage, path = opened("S3", url, retry_seconds=1)
+        with pytest.raises(StorageTimeoutError, match=r"tried ([2-9]|\d\d) times"):
             storage.walk(path.rpartition("/")[0])
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from torch_table_loader.far.limit import ALLOWANCE, BUDGET, LEAST_PEERS, PEERS, HedgePolicy
 from torch_table_loader.sizes import sizes
 
@@ -58,6 +58,7 @@ def simulate(latency: Latency, size: Size, runs: int = 100, seed: int = 0) -> tu
 
 @pytest.mark.parametrize("median", [0.015, 0.04, 0.1])
 @pytest.mark.parametrize("size", SIZES)
+@daily(3)
 def test_with_a_tail_the_slowest_of_64_arrives_sooner_for_few_extra_requests(median: float, size: str) -> None:
     plain, hedged, hedges = simulate(tail(median), SIZES[size])
     assert hedges <= BUDGET * 6400 + ALLOWANCE
@@ -70,6 +71,7 @@ def test_with_a_tail_the_slowest_of_64_arrives_sooner_for_few_extra_requests(med
 
 @pytest.mark.parametrize("median", [0.001, 0.015, 0.1])
 @pytest.mark.parametrize("size", SIZES)
+@daily(3)
 def test_without_a_tail_nothing_is_requested_twice(median: float, size: str) -> None:
     assert simulate(lambda rng: median * rng.uniform(0.8, 1.3), SIZES[size])[2] == 0
 

@@ -49,6 +49,7 @@ def test_a_long_epoch_is_as_fast_as_with_the_best_fixed_number(store: str, size:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("store", [name for name, store in STORES.items() if store.total == 125 * MB])
+@daily(5)
 def test_starting_small_costs_a_short_epoch_little(store: str, size: str) -> None:
     """At 100 ms a request of 8 MiB takes a fifth of the epoch: two at first cost a fifth of the line."""
     sizes = [SIZES[size]] * int(EPOCH / SIZES[size])

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.rooms.test_read_needs import WRITERS
 from tests.servers.remote_files import FarStore, Served, View
 from tests.tables.iceberg import IcebergWriter, some
@@ -98,6 +99,7 @@ def test_construction_takes_one_request_per_file_in_parallel(tmp_path: Path, cou
 
 
 @pytest.mark.parametrize("others", [(), range(200, 320), range(0, 400, 7)], ids=["alike", "a stretch", "mixed"])
+@daily(1)
 def test_footers_take_few_bytes_and_rarely_a_second_request(tmp_path: Path, others: Collection[int]) -> None:
     many = 400
     values = pa.table({"a": np.random.default_rng(0).random(10_000)})
@@ -260,6 +262,7 @@ def test_a_manifest_that_grew_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet", "orc", "compressed arrow"])
+@daily(1)
 def test_damage_to_remote_files_is_detected_like_local_damage(tmp_path: Path, name: str) -> None:
     form, write = WRITERS[name]
     write(tmp_path / "x")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import random
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
+from tests.tables.reading import LocalStorage, all_batches, data_file, inspect, whole_task
 from torch_table_loader import Csv, StructuredDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.extend import reader_for
-from torch_table_loader.read.conform import resolve_schema
-from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile
 from torch_table_loader.sizes import small_sizes
@@ -25,6 +21,12 @@ from torch_table_loader.sizes import small_sizes
 def _file(folder: Path, text: str) -> DataFile:
     (folder / "x.csv").write_text(text)
     return data_file(folder / "x.csv", "csv")
+
+
+def _table(path: Path | str, schema: pa.Schema | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a table in its order."""
+    batches = StructuredDataset(path, "csv", schema=schema, output_format="arrow", num_workers=0)
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def test_types_come_from_the_whole_file_not_from_its_first_block(tmp_path: Path) -> None:
@@ -42,11 +44,8 @@ def test_types_come_from_the_whole_file_not_from_its_first_block(tmp_path: Path)
 def test_a_given_schema_applies_and_other_columns_are_not_parsed(tmp_path: Path) -> None:
     file = _file(tmp_path, "a,rest,day\n1,x,2024-01-01\n2,y,\n")
     given = pa.schema([("day", pa.date32()), ("a", pa.int8()), ("new", pa.string())])
-    meta = inspect(file, given)
-    assert meta.schema == pa.schema([("day", pa.date32()), ("a", pa.int8())])
-    table = resolve_schema([(file.name, meta.schema)], given=given)
-    reader = TaskReader(LocalStorage(), [file], [meta], table, given.names)
-    assert as_table(reader.read(whole_task(meta)), reader.schema).to_pylist() == [
+    assert inspect(file, given).schema == pa.schema([("day", pa.date32()), ("a", pa.int8())])
+    assert _table(file.path, given) == [
         {"day": dt.date(2024, 1, 1), "a": 1, "new": None},
         {"day": None, "a": 2, "new": None},
     ]
@@ -57,8 +56,7 @@ def test_a_given_schema_without_any_column_of_the_file_still_counts_rows(tmp_pat
     given = pa.schema([("new", pa.string())])
     meta = inspect(file, given)
     assert (meta.schema.names, meta.num_rows) == (["a"], 2)
-    reader = TaskReader(LocalStorage(), [file], [meta], given, ["new"])
-    assert as_table(reader.read(whole_task(meta)), given)["new"].to_pylist() == [None, None]
+    assert _table(file.path, given) == [{"new": None}, {"new": None}]
 
 
 @small_sizes(csv_block_bytes=4096)
@@ -95,15 +93,9 @@ def test_a_large_file_needs_a_schema(tmp_path: Path) -> None:
 def test_files_whose_guessed_types_differ_come_as_double(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("a\n1\n")
     (tmp_path / "two.csv").write_text("a\n0.5\n")
-    files = [data_file(tmp_path / name, "csv") for name in ("one.csv", "two.csv")]
-    metas = [inspect(file) for file in files]
-    named = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
-    reader = TaskReader(LocalStorage(), files, metas, resolve_schema(named, inferred=True), ["a"])
-    got = [
-        as_table(reader.read(whole_task(meta, place)), reader.schema)["a"].to_pylist()
-        for place, meta in enumerate(metas)
-    ]
-    assert got == [[1.0], [0.5]]
+    rows = _table(tmp_path)
+    assert rows == [{"a": 1.0}, {"a": 0.5}]
+    assert [type(row["a"]) for row in rows] == [float, float]
 
 
 def test_a_file_that_grew_since_it_was_counted_is_reported(tmp_path: Path) -> None:
@@ -195,8 +187,8 @@ def test_a_number_with_a_zero_in_front_is_found_wherever_it_stands(tmp_path: Pat
             for text, place in ((lines, 0), (turned, 1)):
                 end = draws.choice(["", "\n"])
                 (tmp_path / "x.csv").write_text(f"a{delimiter}b\n" + draws.choice(["\n", "\r\n"]).join(text) + end)
-                file = replace(data_file(tmp_path / "x.csv", "csv"), reader=reader_for(Csv(delimiter=delimiter)))
-                kind = inspect_file(LocalStorage(), file, None).schema.types[place]
+                dataset = StructuredDataset(tmp_path / "x.csv", Csv(delimiter=delimiter), output_format="arrow")
+                kind = dataset.schema.types[place]
                 assert (kind == pa.string()) == codes, (text, kind)
 
 

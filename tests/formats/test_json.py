@@ -9,12 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
+from tests.tables.reading import all_batches, data_file, inspect
 from torch_table_loader import Json, StructuredDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.read.conform import resolve_schema
-from torch_table_loader.read.formats import inspect_file
-from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile
 from torch_table_loader.sizes import small_sizes
 
@@ -43,10 +40,7 @@ def test_a_given_schema_applies_even_to_types_that_json_lacks(tmp_path: Path) ->
     given = pa.schema(
         [("a", pa.int8()), ("day", pa.date32()), ("k", pa.dictionary(pa.int32(), pa.string())), ("new", pa.float32())]
     )
-    meta = inspect(file, given)
-    table = resolve_schema([(file.name, meta.schema)], given=given)
-    reader = TaskReader(LocalStorage(), [file], [meta], table, given.names)
-    got = as_table(reader.read(whole_task(meta)), reader.schema)
+    (got,) = StructuredDataset(file.path, schema=given, output_format="arrow", num_workers=0)
     assert got.schema == given
     assert got.to_pylist() == [
         {"a": 1, "day": dt.date(2024, 1, 2), "k": "x", "new": None},
@@ -108,7 +102,7 @@ def test_types_that_nest_too_deep_are_refused_by_column(tmp_path: Path) -> None:
     with pytest.raises(
         TableError, match=r"x\.jsonl must have columns whose types nest at most 64 levels deep, got 100 in 'x'"
     ):
-        inspect_file(LocalStorage(), file, None)
+        StructuredDataset(file.path)
 
 
 def _values(folder: Path, *texts: str, **options: Any) -> tuple[list[pa.DataType], list[Any]]:

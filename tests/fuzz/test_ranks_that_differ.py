@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.ranks import Outcome, Ranks, one_hash_store
+from tests.waiting import PATIENCE_S
 from torch_table_loader import StructuredDataset, TableLoaderError
 from torch_table_loader.testing import small_sizes
 
-TIMEOUT_S = 6.0
+TIMEOUT_S = PATIENCE_S
 OPTIONS: dict[str, list[Any]] = {
     "batch_size": [3, 7, -1],
     "columns": [["x"], ["k"], ["nope"]],

@@ -23,7 +23,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_DISABLE_S
 SCRIPT = ROOT / "tests/launchers/scripts/torture.py"
 
 
-def wait_until(happens: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_until(happens: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
     """Look again and again, for so many seconds at most."""
     end = time.monotonic() + seconds
     while not happens():

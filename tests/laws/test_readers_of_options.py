@@ -15,7 +15,8 @@ PACKAGE = Path(torch_table_loader.__file__).parent
 READERS = {
     "pack": ("options.py", "text/"),
     "filters": ("options.py", "keywords.py", "dataset.py", "table_formats.py", "engine/jobs/resolve.py"),
-    "weights": ("options.py", "order/", "text/pack.py"),
+    "weights": ("options.py", "order/"),
+    "on_growth": ("options.py",),
 }
 """Files and folders that read an option; the others ask `samples`, the `Table`, or the `Draws` that it becomes."""
 

@@ -177,6 +177,7 @@ def test_weights_change_before_and_after_a_drop(tables: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@daily(2)
 def test_tokens_end_an_epoch(tables: Path, kind: str) -> None:
     stop = Stop("forever", tokens=4 * 203 + 3)
     if "packed" not in kind:
@@ -218,6 +219,7 @@ def test_a_state_needs_the_same_rule(tables: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [[0, [1]], [3, [3, 2, 1]], [8, [0, 0, 0]], [0, [1, 1, 1 << 60]], [4, [1, 1, 1]]], ids=str
 )
+@daily(2)
 def test_a_state_of_drops_that_no_stage_has_is_refused(tables: Path, wrong: Any) -> None:
     loader, _ = make(tables, "streams", STOPS["one is dropped, another ends"])
     list(islice(loader, 90))
@@ -249,6 +251,7 @@ def test_a_wrong_rule_is_refused(tables: Path, kind: str, stop: Any, said: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@daily(2)
 def test_all_sources_may_end_with_a_step(tables: Path, kind: str) -> None:
     loader, dataset = make(tables, kind, STOPS["all come once"], "rows", batch_size=431)
     [batch] = list(loader)

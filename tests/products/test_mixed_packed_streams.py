@@ -18,12 +18,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.products.packed_sources import FIRST, NAMES, SOURCES, write_sources
 from tests.tables.plain import meant_warnings
-from tests.text.packing_reference import Place, Whole, check_batch, documents_of, full_pack, places_of, write_documents
+from tests.text.packing_reference import (
+    PackStrategy,
+    Place,
+    Whole,
+    check_batch,
+    documents_of,
+    full_pack,
+    places_of,
+    write_documents,
+)
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
-from torch_table_loader.text.pack import PackStrategy
 
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
 STRATEGIES: tuple[PackStrategy, ...] = ("concat", "pad", "best_fit")
@@ -98,6 +106,7 @@ def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(1)
 def test_sources_that_are_far_away_give_the_same(tables: dict[str, str], far: Callable[[], Any], strategy: Any) -> None:
     pack = full_pack(seq_len=9, strategy=strategy)
     options: dict[str, Any] = {"num_workers": 2, "even_ranks": "pad", "num_ranks": 2, "rank": 0}
@@ -188,6 +197,7 @@ def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, "rows"])
 @pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+@daily(2)
 def test_sources_have_documents_of_their_own_kind(tmp_path: Path, strategy: Any, shuffle: Any) -> None:
     packs = {}
     for number, (name, eos) in enumerate((("input_ids", 7), ("ids", None), ("tokens", 9))):

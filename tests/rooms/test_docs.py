@@ -24,11 +24,11 @@ import torch
 import torch_table_loader
 from tests.effort import daily
 from tests.tables.catalogs import load_catalog
+from tests.tables.plain import DEFAULTS
 from tools.options_table import written
 from torch_table_loader import StructuredDataset, errors, extend
 from torch_table_loader.cli.main import main
 from torch_table_loader.cli.writing import write_sample
-from torch_table_loader.options import defaults
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -185,9 +185,9 @@ def test_the_table_of_options_agrees_with_the_code() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     assert page == written(page), "run: python -m tools.options_table"
     told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
-    assert {name: repr(value) for name, value in defaults().items()} == told
+    assert {name: repr(value) for name, value in DEFAULTS.items()} == told
     elsewhere = "".join(page.read_text() for page in PAGES if page.name != "options.md")
-    assert [name for name in defaults() if not re.search(rf"`{name}[`=]", elsewhere)] == []
+    assert [name for name in DEFAULTS if not re.search(rf"`{name}[`=]", elsewhere)] == []
 
 
 def test_every_error_is_documented() -> None:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.plain import key, write_table
+from tests.tables.reading import open_parquet
 from torch_table_loader import StructuredDataset
 from torch_table_loader.extend import FileStorage
-from torch_table_loader.read.parquet import ParquetFile
 
 GROUPS = [[10, 10], [10, 10], [10], [0]]
 
@@ -32,18 +32,18 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opens: Counter[str] = Counter()
         self.columns: set[str] = set()
-        open_file, decode = FileStorage.open, ParquetFile.batches
+        open_file, decode = FileStorage.open, open_parquet().batches
 
         def watched_open(storage: FileStorage, path: str) -> Any:
             self.opens[Path(path).name] += 1
             return open_file(storage, path)
 
-        def watched_decode(handle: ParquetFile, groups: range, columns: Any, max_rows: int) -> Iterator[Any]:
+        def watched_decode(handle: Any, groups: range, columns: Any, max_rows: int) -> Iterator[Any]:
             self.columns |= set(columns)
-            return decode(handle, groups, columns, max_rows)
+            yield from decode(handle, groups, columns, max_rows)
 
         monkeypatch.setattr(FileStorage, "open", watched_open)
-        monkeypatch.setattr(ParquetFile, "batches", watched_decode)
+        monkeypatch.setattr(open_parquet(), "batches", watched_decode)
 
     def forget(self) -> None:
         self.opens.clear()
@@ -125,13 +125,13 @@ def test_pruned_files_are_never_opened_after_planning(table: Path, watch: Watch)
 def test_pruned_row_groups_are_not_decoded(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make(table, filters=pc.field("x") >= 30, num_workers=0)
     groups: list[range] = []
-    decode = ParquetFile.batches
+    decode = open_parquet().batches
 
-    def watched(handle: ParquetFile, wanted: range, columns: Any, max_rows: int) -> Iterator[Any]:
+    def watched(handle: Any, wanted: range, columns: Any, max_rows: int) -> Iterator[Any]:
         groups.append(wanted)
-        return decode(handle, wanted, columns, max_rows)
+        yield from decode(handle, wanted, columns, max_rows)
 
-    monkeypatch.setattr(ParquetFile, "batches", watched)
+    monkeypatch.setattr(open_parquet(), "batches", watched)
     assert sum(len(batch["x"]) for batch in loader) == 20
     assert range(1, 2) in groups
     assert not any(0 in wanted and len(wanted) > 1 for wanted in groups)

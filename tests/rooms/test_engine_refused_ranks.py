@@ -13,6 +13,7 @@ import pytest
 
 from tests.effort import daily
 from tests.ranks import Ranks, file_stores, one_hash_store, tcp_stores
+from tests.waiting import PATIENCE_S
 from torch_table_loader import (
     ConfigError,
     DeltaDataset,
@@ -24,8 +25,8 @@ from torch_table_loader import (
 )
 
 TABLE = pa.table({"x": range(100), "k": [n % 5 for n in range(100)]})
-TIMEOUT_S = 8.0
-AT_ONCE_S = 4.0
+TIMEOUT_S = PATIENCE_S
+AT_ONCE_S = PATIENCE_S / 2
 """Far below the timeout, and far above the longest time between two looks."""
 
 

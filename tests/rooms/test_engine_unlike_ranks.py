@@ -12,6 +12,7 @@ import pytest
 
 from tests.effort import daily
 from tests.ranks import Ranks, one_hash_store
+from tests.waiting import PATIENCE_S
 from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableError, Weights
 from torch_table_loader.options import ABOUT
 
@@ -83,7 +84,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ranks take different numbers of 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ranks:
-    return Ranks(monkeypatch, one_hash_store(tmp_path, 2), 2, 8.0)
+    return Ranks(monkeypatch, one_hash_store(tmp_path, 2), 2, PATIENCE_S)
 
 
 def opened(rank: int, **options: Any) -> StructuredDataset:
@@ -199,4 +200,4 @@ def test_ranks_that_continue_from_different_states_are_told(ranks: Ranks, job: s
     for each in outcomes:
         assert isinstance(each.error, TableError), outcomes
         assert "from another state" in str(each.error), outcomes
-        assert each.seconds < 4
+        assert each.seconds < PATIENCE_S / 2

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.tables.iceberg import IcebergWriter, Row, column, some
+from tests.tables.reading import open_parquet
 from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.iceberg.catalog import TableAddress
 from torch_table_loader.iceberg.source import IcebergRequest
@@ -375,13 +376,13 @@ def test_row_ids_and_sequence_numbers(tmp_path: Path) -> None:
 def thinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record each row group that is read without its deleted rows."""
     groups: list[int] = []
-    real = ParquetFile.thinned
+    real = open_parquet().thinned
 
-    def noting(self: ParquetFile, group: int, *arguments: Any) -> pa.RecordBatch:
+    def noting(self: Any, group: int, *arguments: Any) -> pa.RecordBatch:
         groups.append(group)
         return real(self, group, *arguments)
 
-    monkeypatch.setattr(ParquetFile, "thinned", noting)
+    monkeypatch.setattr(open_parquet(), "thinned", noting)
     return groups
 
 
@@ -455,13 +456,13 @@ def test_a_row_group_with_all_keys_deleted_decodes_no_other_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, list[str], bool]] = []
-    real = ParquetFile.thinned
+    real = open_parquet().thinned
 
-    def noting(self: ParquetFile, group: int, names: Any, num_rows: int, kept: Any) -> pa.RecordBatch:
+    def noting(self: Any, group: int, names: Any, num_rows: int, kept: Any) -> pa.RecordBatch:
         asked.append((group, list(names), kept is None))
         return real(self, group, names, num_rows, kept)
 
-    monkeypatch.setattr(ParquetFile, "thinned", noting)
+    monkeypatch.setattr(open_parquet(), "thinned", noting)
     table = IcebergWriter(tmp_path)
     table.append([{"x": row, "k": row // 16, "s": "s"} for row in range(48)], group=16)
     table.commit()

@@ -14,7 +14,10 @@ OBJECTS = {
     "lake/t/day=1/a.parquet": b"x",
     "lake/t/day=2/b.parquet": b"xx",
     "lake/t/c.parquet": b"xxx",
+    "lake/u": b"x",
+    "lake/v.1/a.parquet": b"x",
 }
+ALL = ["t/c.parquet", "t/day=1/a.parquet", "t/day=2/b.parquet", "u", "v.1/a.parquet"]
 NAMES = ["c.parquet", "day=1/a.parquet", "day=2/b.parquet"]
 
 
@@ -30,15 +33,23 @@ LISTS = ["LIST lake/t/day=1", "LIST lake/t/day=2"]
 FILES = ["HEAD lake/t/c.parquet", "HEAD lake/t/day=1/a.parquet"]
 
 CASES: dict[str, tuple[Any, dict[str, Any], list[str], list[list[str]]]] = {
-    "folder": ("lake/t", {}, NAMES, [["HEAD lake/t"], ["LIST lake/t", *looks("lake")]]),
-    "upper": ("lake", {}, [f"t/{name}" for name in NAMES], [["HEAD lake"], ["LIST lake", *looks("")]]),
-    "bucket": ("", {}, [f"lake/t/{name}" for name in NAMES], [["LIST "]]),
-    "partition": ("lake/t/day=1", {}, ["a.parquet"], [HEADS[:1], [LISTS[0], *looks("lake/t", "lake")]]),
+    "folder": ("lake/t", {}, NAMES, [["HEAD lake/t", "LIST lake/t", *looks("lake")]]),
+    "upper": ("lake", {}, ALL, [["HEAD lake", "LIST lake", *looks("")]]),
+    "bucket": ("", {}, [f"lake/{name}" for name in ALL], [["LIST "]]),
+    "partition": ("lake/t/day=1", {}, ["a.parquet"], [[HEADS[0], LISTS[0], *looks("lake/t", "lake")]]),
     "partitions": (
         ["lake/t/day=2", "lake/t/day=1"],
         {},
         ["day=2/b.parquet", "day=1/a.parquet"],
-        [HEADS, [*LISTS, *looks("lake/t", "lake")]],
+        [[*HEADS, *LISTS, *looks("lake/t", "lake")]],
+    ),
+    "folder with a dot": ("lake/v.1", {}, ["a.parquet"], [["HEAD lake/v.1"], ["LIST lake/v.1", *looks("lake")]]),
+    "object like a folder": ("lake/u", {}, ["u"], [["HEAD lake/u", "LIST lake/u", *looks("lake")], looks("lake", "")]),
+    "object and folder": (
+        ["lake/u", "lake/t/day=1"],
+        {},
+        ["u", "t/day=1/a.parquet"],
+        [["HEAD lake/u", "LIST lake/u", HEADS[0], LISTS[0], *looks("lake/t", "lake")], looks("lake/t", "lake", "")],
     ),
     "file": ("lake/t/c.parquet", {}, ["c.parquet"], [FILES[:1], looks("lake/t", "lake")]),
     "files": (

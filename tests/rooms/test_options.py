@@ -9,12 +9,13 @@ from typing import Any, get_type_hints
 import pytest
 
 import torch_table_loader
+from tests.tables.plain import DEFAULTS
 from tools.options_table import CALL, FIRST, MODULE, explained, typed
 from torch_table_loader import ConfigError, IcebergDataset, LoaderOptions, MixedDataset, RowStore, StructuredDataset
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import parse_bytes
 from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
-from torch_table_loader.options import ABOUT, defaults, meanings
+from torch_table_loader.options import ABOUT, meanings
 
 PROMISED = {
     "batch_size": 1024,
@@ -60,7 +61,7 @@ def test_the_signature_shows_every_name_and_default(function: Any) -> None:
 
 def test_the_keywords_are_made_of_the_declarations() -> None:
     assert MODULE.read_text() == typed(MODULE.read_text()), "run: python -m tools.options_table"
-    assert set(get_type_hints(LoaderKeywords)) == set(defaults())
+    assert set(get_type_hints(LoaderKeywords)) == set(DEFAULTS)
     assert set(get_type_hints(MixedKeywords)) == MixedDataset._takes
 
 
@@ -76,14 +77,14 @@ def test_help_on_a_call_begins_with_an_example_and_the_twelve_options_of_most_ca
     assert example < twelve < others
     assert len(FIRST) == 12
     assert [name for name in FIRST if not twelve <= told.find(f"* `{name}`: ") < others] == []
-    assert [name for name in defaults() if name not in FIRST and told.find(f"`{name}`", others) < 0] == []
+    assert [name for name in DEFAULTS if name not in FIRST and told.find(f"`{name}`", others) < 0] == []
 
 
 def test_every_option_is_documented() -> None:
-    assert meanings().keys() == defaults().keys()
+    assert meanings().keys() == DEFAULTS.keys()
     assert all(len(told) > 20 for told in meanings().values())
     told = inspect.getdoc(LoaderOptions) or ""
-    assert [name for name in defaults() if f"\n    {name}: " not in told] == []
+    assert [name for name in DEFAULTS if f"\n    {name}: " not in told] == []
 
 
 def test_a_cache_that_could_hold_nothing_is_refused() -> None:
@@ -95,11 +96,11 @@ def test_a_cache_that_could_hold_nothing_is_refused() -> None:
         assert (options.remote.cache_dir, options.remote.read_ahead_bytes) == ("cache", ahead)
 
 
-@pytest.mark.parametrize("name", [name for name, default in defaults().items() if default is not None])
+@pytest.mark.parametrize("name", [name for name, default in DEFAULTS.items() if default is not None])
 def test_a_default_passes_its_check_as_it_is(name: str) -> None:
     """For it is not checked where the caller leaves the option out."""
     check = ABOUT[name].check
-    assert check is None or check(name, defaults()[name]) is defaults()[name]
+    assert check is None or check(name, DEFAULTS[name]) is DEFAULTS[name]
 
 
 def test_options_are_frozen_and_pickle() -> None:
@@ -259,7 +260,7 @@ def test_batches_without_tensors_cannot_be_moved_to_a_device(form: Any) -> None:
 
 
 def test_there_are_at_most_forty_options_and_forty_five_names() -> None:
-    assert len(defaults()) <= 40
+    assert len(DEFAULTS) <= 40
     assert len(set(torch_table_loader.__all__) - {"__version__"}) <= 45
 
 

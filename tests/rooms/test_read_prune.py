@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.tables.reading import data_file, inspect, write_parquet
+from torch_table_loader.extend import reader_for
 from torch_table_loader.predicates.expressions import row_mask
 from torch_table_loader.read.conform import conform_plan
-from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.reader_base import partition_can_pass
 from torch_table_loader.records import Column, FileColumns, NamedIds, TableColumns
 
 DAY = dt.date(2024, 1, 1)
+READER = reader_for("parquet")
 TABLE_SCHEMA = pa.schema(
     [
         ("i", pa.int64()),
@@ -126,7 +127,7 @@ def test_pruning_never_drops_a_row_group_with_a_passing_row(
         write_parquet(path, table, rows)
         file = data_file(path, partition=partition)
         meta = inspect(file)
-        kept = ParquetReader().prune(file, meta, filters, TABLE_SCHEMA)
+        kept = READER.prune(file, meta, filters, TABLE_SCHEMA)
     conformer = conform_plan(meta.schema, TABLE_SCHEMA, partition)
     batch = conformer.apply(table.select(conformer.reads).combine_chunks().to_batches()[0])
     passing = row_mask(batch, filters).to_pylist()
@@ -167,7 +168,7 @@ def test_pruning_drops_clearly_disjoint_ranges(tmp_path: Path, filters: Any, kep
     )
     write_parquet(tmp_path / "x.parquet", table)
     file = data_file(tmp_path / "x.parquet", partition=(("part", 3), ("text", None)))
-    assert list(ParquetReader().prune(file, inspect(file), filters, TABLE_SCHEMA)) == kept
+    assert list(READER.prune(file, inspect(file), filters, TABLE_SCHEMA)) == kept
 
 
 @pytest.mark.parametrize("by_id", [False, True])
@@ -190,7 +191,7 @@ def test_the_least_and_the_greatest_value_of_a_row_group_are_its_own(tmp_path: P
         file = replace(file, columns=FileColumns(TableColumns(columns, names=names)))
     for group, edge in ((0, 0), (0, 9), (1, 10), (1, 19), (2, 29)):
         wanted = pc.field(name) == table[name][edge].cast(TABLE_SCHEMA.field(name).type)
-        kept = ParquetReader().prune(file, inspect(file), wanted, pa.schema(kinds))
+        kept = READER.prune(file, inspect(file), wanted, pa.schema(kinds))
         assert list(kept) == [group == place for place in range(3)]
 
 
@@ -219,7 +220,7 @@ def test_row_groups_are_ruled_out_by_bounds_of_any_type_and_never_one_that_has_t
     meta = inspect(file)
     schema = meta.schema.remove_metadata()
     for row in range(30):
-        kept = ParquetReader().prune(file, meta, pc.field("v") == values[row].cast(schema.field("v").type), schema)
+        kept = READER.prune(file, meta, pc.field("v") == values[row].cast(schema.field("v").type), schema)
         assert kept[row // 10]
         if not pa.types.is_boolean(values.type) and not pa.types.is_fixed_size_binary(values.type):
             assert list(kept) == [row // 10 == place for place in range(3)]
@@ -231,7 +232,7 @@ def test_row_groups_without_statistics_are_kept(tmp_path: Path) -> None:
     schema = pa.schema(
         [("f", pa.float64()), ("s", table.schema.field("s").type), ("l", pa.list_(pa.int64())), ("i", pa.int64())]
     )
-    reader, meta = ParquetReader(), inspect(file)
+    reader, meta = READER, inspect(file)
     # 0.1 as float32 is greater than 0.1 as double: the row passes.
     assert list(reader.prune(file, meta, pc.field("f") > 0.1, schema)) == [True]
     assert list(reader.prune(file, meta, pc.field("s", "x") > 3, schema)) == [True]
@@ -251,5 +252,5 @@ def test_a_writer_whose_bounds_of_times_are_off_rules_nothing_out(tmp_path: Path
         file = data_file(path, "parquet")
         meta = inspect(file)
         noon = pa.scalar(dt.datetime(2021, 1, 1, 12), pa.timestamp("ms"))  # noqa: DTZ001
-        assert ParquetReader().prune(file, meta, pc.field("t") >= noon, table.schema) == kept
-        assert ParquetReader().prune(file, meta, pc.field("i") > 4, table.schema) == [False]
+        assert READER.prune(file, meta, pc.field("t") >= noon, table.schema) == kept
+        assert READER.prune(file, meta, pc.field("i") > 4, table.schema) == [False]

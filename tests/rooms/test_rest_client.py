@@ -24,6 +24,7 @@ from tests.effort import daily
 from tests.servers.folders import answering
 from tests.servers.rest_catalog import RestCatalog
 from tests.tables.catalogs import load_catalog
+from tests.waiting import PATIENCE_S
 from torch_table_loader import (
     ConfigError,
     IcebergDataset,
@@ -200,7 +201,7 @@ def test_an_answer_may_name_the_catalog_s_own_host(lake: RestCatalog) -> None:
         assert opened(login(there.uri)).explain().rows == 3
 
 
-def endless(piece: bytes, wait: float = 0, stop: float = 20) -> Callable[[str], Answer]:
+def endless(piece: bytes, wait: float = 0, stop: float = PATIENCE_S) -> Callable[[str], Answer]:
     def write(out: Any) -> None:
         end = time.monotonic() + stop
         while time.monotonic() < end:
@@ -239,7 +240,7 @@ def test_a_bomb_is_not_unpacked(lake: RestCatalog) -> None:
 @pytest.mark.parametrize("path", [CONFIG, TABLE, TOKENS, "headers"])
 def test_an_answer_in_drops_is_left(lake: RestCatalog, path: str) -> None:
     def drip(out: Any) -> None:  # the first bytes of a header line
-        for _ in range(200):
+        for _ in range(int(PATIENCE_S / 0.05)):
             out.write(b"X")
             out.flush()
             time.sleep(0.05)
@@ -249,11 +250,11 @@ def test_an_answer_in_drops_is_left(lake: RestCatalog, path: str) -> None:
         if path == "headers":
             there.script[TABLE] = lambda _: (100, {}, drip)
         else:
-            there.script[path] = endless(b" ", wait=0.05, stop=10)
+            there.script[path] = endless(b" ", wait=0.05)
         began = time.monotonic()
         with small_sizes(catalog_answer_s=0.3), pytest.raises(StorageTimeoutError, match=r"must come within 0.3 s"):
             opened(login(there.uri))
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < PATIENCE_S / 2
 
 
 def test_a_deep_answer_is_refused(lake: RestCatalog) -> None:
@@ -285,7 +286,7 @@ def test_names_on_pages_without_end(lake: RestCatalog, path: str) -> None:
             began = time.monotonic()
             with pytest.raises(ConfigError, match=r"no table 'db.other'"):
                 opened(login(there.uri), "db.other")
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < PATIENCE_S / 2
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 419, 500])

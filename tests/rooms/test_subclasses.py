@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.tables.plain import write_table
+from tests.tables.plain import DEFAULTS, write_table
 from torch_table_loader import ConfigTypeError, IcebergDataset, MixedDataset, StructuredDataset
-from torch_table_loader.options import defaults
 
 
 class Bare(StructuredDataset):
@@ -133,7 +132,7 @@ def test_signatures_and_help_show_own_parameters_once(kind: Any) -> None:
         assert list(inspect.signature(kind.create_dataloader).parameters) == list(shown)
     if kind not in (Closed, Record):
         assert not any(p.kind is p.VAR_KEYWORD for p in shown.values())
-        assert set(defaults()) <= set(shown) or kind is Blend
+        assert set(DEFAULTS) <= set(shown) or kind is Blend
     if kind is Blend:
         assert set(shown) >= {"stop", "unit", "block", "num_workers", "row_store"}
         assert not {"split_size", "shuffle", "files"} & set(shown)

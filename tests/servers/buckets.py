@@ -21,7 +21,7 @@ class Bucket:
 
     Args:
         objects: bytes by key.
-        asked: is called with each request, as "HEAD key" or "LIST prefix", before it is answered.
+        asked: is called with each request, as "GET key", "HEAD key" or "LIST prefix", before it is answered.
     """
 
     def __init__(self, objects: Mapping[str, bytes], asked: Callable[[str], None] = lambda _: None) -> None:
@@ -30,11 +30,20 @@ class Bucket:
         for key, data in objects.items():
             self._objects.put(key, data)
 
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, which counts as no request."""
+        self._objects.put(key, data)
+
+    def delete(self, key: str) -> None:
+        """Remove an object, which counts as no request."""
+        self._objects.delete(key)
+
     def head(self, key: str) -> Any:
         self._asked(f"HEAD {key}")
         return self._objects.head(key)
 
     def get(self, key: str, **options: Any) -> Any:
+        self._asked(f"GET {key}")
         return self._objects.get(key, **options)
 
     def list(self, prefix: str | None = None, **options: Any) -> Any:

@@ -15,13 +15,15 @@ import pyarrow as pa
 from tests.waiting import PATIENCE_S
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
-from torch_table_loader.option_values import OWN
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.source.table_storage import TableStorage
 
+OWN = {"retry_seconds", "read_ahead_bytes", "cache_dir", "cache_bytes", "verify_checksums"}
+"""What this library takes of ``storage_options``; the rest is the store's."""
+
 
 def in_storage_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a dataset in which those of `RemoteOptions` stand where they belong."""
+    """Return options of a dataset in which the library's own of ``storage_options`` stand where they belong."""
     own = {name: value for name, value in options.items() if name in OWN}
     if not own:
         return dict(options)

@@ -10,6 +10,7 @@ import pytest
 from pyarrow.fs import FileSelector, S3FileSystem
 
 from bench.endpoint import Endpoint, endpoint
+from tests.effort import daily
 
 BODY = bytes(range(256)) * 2000
 NAMES = [f"t/day={day}/{part:04}.bin" for day in (1, 2) for part in range(600)]
@@ -41,6 +42,7 @@ def _get(served: Endpoint, key: str, method: str = "GET", **headers: str) -> tup
     ("asked", "expected"),
     [("bytes=3-9", BODY[3:10]), ("bytes=7-", BODY[7:]), ("bytes=-5", BODY[-5:]), ("bytes=5-99999999", BODY[5:])],
 )
+@daily(2)
 def test_a_range_is_those_bytes(served: Endpoint, asked: str, expected: bytes) -> None:
     assert _get(served, "big", Range=asked)[:2] == (206, expected)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
 
+from tests.effort import daily
 from tests.servers.rest_catalog import RestCatalog, serving
 from tests.services.catalogs_page import PAGE, example, run
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
@@ -83,6 +84,7 @@ def test_the_example_of_glue(glue: dict[str, str], moto_url: str) -> None:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"table_type": "VIRTUAL_VIEW"}, {"classification": "parquet"}])
+@daily(1)
 def test_what_is_no_iceberg_table_in_glue_is_refused_by_name(
     glue: dict[str, str], moto_url: str, parameters: dict[str, str]
 ) -> None:

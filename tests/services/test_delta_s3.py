@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.effort import daily
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.delta_reader import read
 from tests.tables.delta import DeltaWriter, some
@@ -43,6 +44,7 @@ def rows_of(loader: Any, stop: int = 1000) -> Counter[int]:
 
 @pytest.mark.parametrize("footers", ["eager", "lazy"])
 @pytest.mark.parametrize("name", ["ours", "deltalake"])
+@daily(2)
 def test_it_gives_the_rows_of_the_local_table(
     table: tuple[str, DeltaWriter], s3_options: dict[str, Any], moto_url: str, name: str, footers: str
 ) -> None:

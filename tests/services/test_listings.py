@@ -46,6 +46,7 @@ def rows(store: FaultyStore, path: str = f"s3://{BUCKET}/t", **more: Any) -> lis
 
 
 @pytest.mark.parametrize("page", [1, 4, 5, 1000])
+@daily(2)
 def test_pages_of_any_size_give_each_row_once(store: FaultyStore, page: int) -> None:
     store.fail(page=page)
     assert rows(store) == list(range((FILES + len(ODD)) * ROWS))
@@ -61,6 +62,7 @@ def test_pages_of_any_size_give_each_row_once(store: FaultyStore, page: int) -> 
     ],
 )
 @pytest.mark.parametrize("after", [0, 2])
+@daily(3)
 def test_a_listing_that_is_not_whole_is_refused(store: FaultyStore, kind: str, why: str, after: int) -> None:
     store.fail(kind, methods=("LIST",), after=after, page=4)
     with pytest.raises(StorageError, match=f"the store's listing cannot be trusted: {why}"):

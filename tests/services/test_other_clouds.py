@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo.moto import held_port
+from tests.effort import daily
 from tests.servers.azure import ACCOUNT, KEY, create_container, serving_blobs
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import ConfigError, StorageError, StructuredDataset, TableError
@@ -169,6 +170,7 @@ def rows(table: str, **more: Any) -> list[int]:
     return [value for batch in loader for value in batch["x"].tolist()]
 
 
+@daily(1)
 def test_a_table_is_listed_and_read(table: str, cloud: Cloud) -> None:
     source = PathSource.open(table, "parquet", storage_options=cloud.options)
     assert isinstance(source.storage, FileStorage)
@@ -197,6 +199,7 @@ def test_a_range_is_one_that_was_asked_for(table: str, cloud: Cloud) -> None:
         assert file.read() == storage.read_bytes(path) == whole
 
 
+@daily(1)
 def test_what_is_missing(table: str, cloud: Cloud) -> None:
     for missing in (f"{cloud.url}/nope", f"{cloud.url}/ta", f"{table}/*.csv"):
         with pytest.raises(ConfigError, match="matches nothing"):
@@ -226,6 +229,7 @@ def test_a_bucket_that_is_missing(whole_cloud: Cloud) -> None:
         names(re.sub(r"//b\w+", "//no-such-bucket", f"{whole_cloud.url}/t"), whole_cloud)
 
 
+@daily(1)
 def test_a_file_that_changed_is_named(table: str, cloud: Cloud) -> None:
     loader, _ = StructuredDataset.create_dataloader(table, storage_options=cloud.options, num_workers=0)
     cloud.put(f"t/{NAMES[4]}", parquet(7, 7, 7, 7, 8))

@@ -158,6 +158,7 @@ def check_storm(store: FaultyStore, client: str, faults: Mapping[str, Any], *, p
 
 
 @pytest.mark.usefixtures("earlier_loaders_gone")
+@daily(1)
 def test_a_loader_that_is_gone_is_not_kept_by_idle_connections(store: FaultyStore, client: str) -> None:
     delivered = sum(len(batch["x"]) for batch in made(store, client))
     assert delivered == FILES * ROWS
@@ -171,6 +172,7 @@ def test_a_storm_passes(store: FaultyStore, client: str, faults: Mapping[str, An
     check_storm(store, client, faults, planned=True)
 
 
+@daily(1)
 def test_planning_waits_for_a_store_that_is_gone(store: FaultyStore, client: str) -> None:
     check_storm(store, client, STORMS["gone"], planned=False)
 
@@ -206,8 +208,9 @@ def test_writes_are_repeated(store: FaultyStore, tmp_path: Path) -> None:
 
 @daily(1)
 def test_a_request_that_hangs_ends(store: FaultyStore, client: str) -> None:
-    storage, path = opened(store, client, timeout=0.5, retry_seconds=1)
-    storage.version(path)
+    patient, path = opened(store, client)
+    patient.version(path)
+    storage, _ = opened(store, client, timeout=0.5, retry_seconds=1)
     store.fail("hang")
     with pytest.raises(StorageError, match=r"plain.*tried \d+ times over \d+ s"):
         storage.read_range(path, 0, 10)
@@ -215,6 +218,7 @@ def test_a_request_that_hangs_ends(store: FaultyStore, client: str) -> None:
     assert bytes(opened(store, client, timeout=0.5)[0].read_range(path, 0, 10)) == PLAIN[:10]
 
 
+@daily(1)
 def test_a_range_that_is_ignored_is_found(store: FaultyStore, client: str) -> None:
     storage, path = opened(store, client, retry_seconds=2)
     store.fail("ignored", methods=("GET",))
@@ -240,12 +244,13 @@ def test_a_body_that_stays_short_is_found(store: FaultyStore, client: str) -> No
 @daily(1)
 def test_the_error_names_the_file_and_what_was_tried(store: FaultyStore, client: str) -> None:
     store.fail("503", methods=("GET",), suffix="2.parquet")
-    with pytest.raises(StorageError, match=r"t/2\.parquet: .*; tried \d+ times over \d s") as caught:
+    with pytest.raises(StorageError, match=r"t/2\.parquet: .*; tried \d+ times over \d+ s") as caught:
         rows(made(store, client, retry_seconds=1.0))
     assert "faulty/secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("lasting", ["404", "412"])
+@daily(2)
 def test_what_lasts_is_asked_once(store: FaultyStore, client: str, lasting: str) -> None:
     storage, path = opened(store, client, "gone" if lasting == "404" else "plain")
     if lasting == "404":
@@ -260,6 +265,7 @@ def test_what_lasts_is_asked_once(store: FaultyStore, client: str, lasting: str)
     assert storage.traffic().retries == 0
 
 
+@daily(1)
 def test_a_flipped_bit_is_found(store: FaultyStore, client: str) -> None:
     store.fail("flipped", methods=("GET",), suffix="1.parquet", place=5_000)
     with pytest.raises(TableError, match=r"1\.parquet.*checksum|checksum.*1\.parquet"):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables.plain import DEFAULTS
 from tools.site_hooks import rendered
-from torch_table_loader.options import defaults
 
 pytestmark = pytest.mark.slow
 
@@ -42,4 +42,4 @@ def test_a_picture_and_a_text_of_a_notebook_are_shown() -> None:
 
 def test_each_option_has_an_anchor(site: Path) -> None:
     page = (site / "options.html").read_text("utf-8")
-    assert [name for name in defaults() if f'id="{name}"' not in page] == []
+    assert [name for name in DEFAULTS if f'id="{name}"' not in page] == []

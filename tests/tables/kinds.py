@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 
 import torch_table_loader
+from tests.guests import is_here
 from tests.tables import delta, iceberg
 from tests.tables.delta import DeltaWriter, Row
 from tests.tables.iceberg import SharingWriter
 from tests.tables.plain import meant_warnings
 from torch_table_loader import TableLoader
-from torch_table_loader.installed import has
 
 if TYPE_CHECKING:
     from torch_table_loader import DeltaDataset, IcebergDataset
@@ -423,7 +423,7 @@ DELTA = TableKind(
     ("_change_type", "_commit_version"),
     DeltaTable,
 )
-KINDS = [kind for kind in (ICEBERG, DELTA) if has(kind.name)]
+KINDS = [kind for kind in (ICEBERG, DELTA) if is_here(kind.name)]
 """Those that this build has."""
 
 

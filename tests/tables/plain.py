@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader import LoaderOptions, StructuredDataset, TableLoader
 
 Groups = Sequence[Sequence[int]]
 
 SCHEMA = pa.schema([("x", pa.int64()), ("k", pa.int32()), ("f", pa.float64())])
 SUFFIX = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "jsonl", "arrow": "arrow"}
+DEFAULTS: dict[str, Any] = {entry.name: entry.default for entry in fields(LoaderOptions)}
+"""Of each option."""
 
 _MEANT = (
     "ranks take different numbers of steps",

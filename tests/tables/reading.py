@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +130,16 @@ def all_batches(
         return list(handle.batches(groups or range(len(meta.group_rows)), columns, max_rows))
     finally:
         handle.close()
+
+
+@cache
+def open_parquet() -> Any:
+    """Return the class of what the reader of Parquet opens, whose methods tests watch."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = write_parquet(Path(folder) / "x.parquet", pa.table({"x": [1]}))
+        handle = reader_for("parquet").open(LocalStorage(), file, inspect(file))
+        handle.close()
+    return type(handle)
 
 
 def whole_task(meta: FileMeta, file_index: int = 0, live: Sequence[int] | None = None, **bounds: int) -> ReadTask:

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tests.guests import is_here
 from tests.states import State, samples_of, steps_of
 from tests.tables.plain import key
 from tests.text.packing_reference import (
     EOS,
     MOST_TOKENS,
     SEP,
+    PackStrategy,
     Place,
     Whole,
     check_batch,
@@ -28,8 +30,6 @@ from tests.text.packing_reference import (
 )
 from tests.torch.modes import APART, Mode, RowMode, TwoTables
 from torch_table_loader import FlatTokens, Pack, StructuredDataset, TableLoader
-from torch_table_loader.installed import has
-from torch_table_loader.text.pack import PackStrategy
 
 DOCUMENTS: dict[str, list[list[int | None]]] = {
     "documents": [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6], [20, 20], [20, 20, 20]],
@@ -280,7 +280,7 @@ PACKED_STREAMS = PackedStreams(full_pack(seq_len=6, strategy="pad"))
 PACKED_MODES: list[Packed] = [
     PACKED_SPLITS,
     PACKED_ROWS,
-    *([PACKED_MIXTURE, PACKED_STREAMS] if has("mixtures") else []),
+    *([PACKED_MIXTURE, PACKED_STREAMS] if is_here("mixtures") else []),
 ]
 STRATEGIES: tuple[PackStrategy, ...] = ("concat", "pad", "best_fit", "windows")
 EVERY_PACK: list[Packed] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from tests.tables.plain import key
 from torch_table_loader import Pack, Schedule
-from torch_table_loader.text.pack import TENSORS
 
 IGNORED = -100
 MOST_TOKENS = 64
@@ -21,6 +20,9 @@ GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30]
 """Row groups of documents of so many tokens, fewer than `MOST_TOKENS`; None is a null list."""
 LENGTHS = [length for group in GROUPS for length in group]
 BOS, EOS, SEP = 1, 2, 3
+TENSORS = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen")
+
+PackStrategy = Literal["concat", "pad", "best_fit", "windows"]
 
 Place = tuple[int, int]
 """A document, and a token's place in it."""

@@ -167,6 +167,7 @@ def test_counts_are_kept_by_the_functions_name(table: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES[:6])
+@daily(2)
 def test_lengths_that_follow_the_seed_are_an_error(table: str, shuffle: Any, strategy: Any) -> None:
     def shortened(batch: pa.RecordBatch) -> pa.RecordBatch:
         given = zip(batch["input_ids"].to_pylist(), batch["seed"].to_pylist(), strict=True)

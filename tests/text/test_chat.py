@@ -193,6 +193,7 @@ def test_the_command_line_makes_the_same(tmp_path: Path, capsys: pytest.CaptureF
         ("{{ lipsum() }}", "undefined"),
     ],
 )
+@daily(4)
 def test_what_a_template_must_not_do_fails_with_its_row(tmp_path: Path, template: str, message: str) -> None:
     with pytest.raises(RowFaultError, match=message) as caught:
         made(Chat("bytes", template), [None, CHATS[0]])

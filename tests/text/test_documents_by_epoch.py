@@ -150,6 +150,7 @@ def test_tokens_are_put_in_behind_the_function(table: str, shuffle: Any, strateg
 
 @pytest.mark.parametrize("shuffle", [True, "rows"])
 @pytest.mark.parametrize("served", [{"worker_type": "forkserver"}, {"worker_type": "thread"}], ids=str)
+@daily(2)
 def test_processes_make_the_same(table: str, shuffle: Any, served: dict[str, Any]) -> None:
     loader = loader_of(table, pack_of(fim, "concat"), shuffle=shuffle, **served)
     for epoch in range(2):
@@ -159,6 +160,7 @@ def test_processes_make_the_same(table: str, shuffle: Any, served: dict[str, Any
 
 
 @pytest.mark.parametrize("shuffle", [True, "splits", "rows"])
+@daily(1)
 def test_sequences_grow(table: str, shuffle: Any) -> None:
     pack = pack_of(corrupted, "concat", seq_len={0: 3, 4: 6})
     loader = loader_of(table, pack, shuffle=shuffle)
@@ -172,6 +174,7 @@ def test_sequences_grow(table: str, shuffle: Any) -> None:
 
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES)
+@daily(4)
 def test_it_is_told_before_an_epoch_what_it_holds(table: str, shuffle: Any, strategy: Any) -> None:
     loader = loader_of(table, pack_of(fim, strategy), shuffle=shuffle)
     for epoch in range(2):
@@ -385,6 +388,7 @@ MIXED = ["concat", "pad", "best_fit", "windows"]
 
 
 @pytest.mark.parametrize("strategy", MIXED)
+@daily(2)
 def test_each_epoch_of_a_mixture_has_its_own_documents_once(table: str, strategy: str) -> None:
     loaders, totals = mixture(table, strategy, 2), set()
     for epoch in range(3):
@@ -399,6 +403,7 @@ def test_each_epoch_of_a_mixture_has_its_own_documents_once(table: str, strategy
 
 
 @pytest.mark.parametrize("strategy", MIXED)
+@daily(2)
 def test_a_mixture_goes_on_in_another_world(table: str, strategy: str) -> None:
     loaders, documents = mixture(table, strategy, 3, batch_size=1), expected(middle_filled, 11, 1)
     for loader in loaders:
@@ -412,6 +417,7 @@ def test_a_mixture_goes_on_in_another_world(table: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", MIXED)
+@daily(2)
 def test_rounds_of_a_source_have_the_documents_of_their_epoch(table: str, strategy: str) -> None:
     [loader] = mixture(table, strategy, 1, {"a": 1, "b": 4}, stop="all_exhausted")
     for epoch in (0, 2):

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
-from tests.states import with_record
+from tests.states import STATE_VERSION, with_record
 from tests.text.packing_reference import write_documents
 from tests.torch.test_frozen_states import Case, Cases, freeze, frozen_in, open_loader, what_follows, write
 from torch_table_loader import Pack
-from torch_table_loader.engine.state import STATE_VERSION
 
 STATES = Path(__file__).parent / "states"
 """Documents of two tables, committed as bytes, and states of jobs over them."""

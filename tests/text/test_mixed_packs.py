@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
+from tests.text.packing_reference import PackStrategy
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.stream_job import MIXED_ORDER
-from torch_table_loader.text.pack import PackStrategy
 from torch_table_loader.text.packed import PackedCodec
 
 FILES, GROUPS, DOCUMENTS = 16, 4, 120
@@ -71,6 +72,7 @@ def mixed(batches: list[np.ndarray[Any, Any]]) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(2)
 def test_batches_draw_on_documents_of_the_whole_table(table: Path, strategy: PackStrategy, ranks: int) -> None:
     spread, drift, near = mixed(batches_of(table, strategy, ranks, batch_size=16 // ranks))
     assert spread > 0.95
@@ -81,6 +83,7 @@ def test_batches_draw_on_documents_of_the_whole_table(table: Path, strategy: Pac
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(1)
 def test_splits_alone_do_not_mix_documents(table: Path, strategy: PackStrategy) -> None:
     spread, drift, _ = mixed(batches_of(table, strategy, shuffle="splits"))
     assert spread < 0.3

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.text.packing_reference import full_pack
 from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset, TableLoader
@@ -53,6 +54,7 @@ def steps_of(root: Path, pack: Pack, **world: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("strategy", ["concat", "windows", "pad", "best_fit"])
+@daily(2)
 def test_a_global_batch_has_the_same_sequences_and_ranks_equal_costs(table: Path, strategy: Any) -> None:
     world: dict[str, Any] = {"num_ranks": 4, "batch_size": 4, "num_workers": 2, "drop_last": True}
     plain = steps_of(table, full_pack(seq_len=SEQ_LEN, strategy=strategy), **world)

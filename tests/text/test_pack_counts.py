@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
+from tests.tables.reading import open_parquet
 from tests.tables.token_files import LAYOUTS
 from tests.text.packing_reference import full_pack
 from torch_table_loader import ConfigError, Pack, StructuredDataset, TableError, TableLoader
-from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.text.pack_counts import PackCounts
 from torch_table_loader.text.token_files import TokenReader
 
@@ -159,15 +159,15 @@ def test_what_packing_makes_is_kept_in_the_plan_cache(table: Path, tmp_path: Pat
 
 def test_a_column_of_lengths_is_read_instead_of_tokens(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[str, ...]] = []
-    batches_of = ParquetFile.batches
+    batches_of = open_parquet().batches
 
-    def noted(handle: ParquetFile, groups: range, columns: Any, max_rows: int) -> Any:
+    def noted(handle: Any, groups: range, columns: Any, max_rows: int) -> Any:
         read.append(tuple(columns))
         return batches_of(handle, groups, columns, max_rows)
 
     pack = full_pack(seq_len=9, strategy="best_fit", lengths="num_tokens", sep_id=3)
     with monkeypatch.context() as patched:
-        patched.setattr(ParquetFile, "batches", noted)
+        patched.setattr(open_parquet(), "batches", noted)
         loader, _ = opened(table, pack, batch_size=2, num_workers=0, filters=pc.field("id") != 5)
         steps = len(loader)
     assert read
@@ -230,6 +230,7 @@ def test_a_negative_length_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["megatron", "datatrove"])
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 @pytest.mark.parametrize("split_rows", [None, 7])
+@daily(4)
 def test_token_files_are_counted_by_their_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, strategy: Any, split_rows: int | None
 ) -> None:

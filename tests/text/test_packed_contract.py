@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
+from tests.effort import daily
 from torch_table_loader import ConfigError, Pack, RowStore, StructuredDataset
 from torch_table_loader.engine.items import TurnsOf
 from torch_table_loader.planning.exclusion import Exclusions
@@ -39,6 +40,7 @@ def job_of(folder: Path, strategy: Any) -> Any:
 
 
 @pytest.mark.parametrize("strategy", ["windows", "concat", "pad", "best_fit"])
+@daily(2)
 def test_sequences_hold_the_contract_of_items(tmp_path: Path, strategy: Any) -> None:
     job = job_of(tmp_path, strategy)
     names, start = job.columns.names, job.start(0)

@@ -145,6 +145,7 @@ def test_documents_that_are_put_behind_one_another_make_up_the_sequences(table: 
 
 
 @pytest.mark.parametrize("strategy", ["windows", "concat", "pad"])
+@daily(1)
 def test_a_state_without_an_anchor_is_walked_to(table: Path, strategy: Any) -> None:
     pack = full_pack(seq_len=7, strategy=strategy)
     whole = [check_batch(batch, wholes_of(pack), pack) for batch in make(table, pack, batch_size=2)]
@@ -299,6 +300,7 @@ def test_windows_as_a_map(table: Path) -> None:
 
 @pytest.mark.parametrize("output", [None, "hf", "flash", "flex", "megatron", "segment_ids"])
 @pytest.mark.parametrize("form", ["torch", "numpy"])
+@daily(4)
 def test_a_window_of_a_map_is_a_batch_of_one_without_the_first_dimension(
     table: Path, output: Any, form: Literal["torch", "numpy"]
 ) -> None:
@@ -406,6 +408,7 @@ def of_sequences(batch: Mapping[str, Any]) -> list[tuple[int, list[tuple[int, in
 
 @pytest.mark.parametrize("strategy", ["windows", "concat", "best_fit"])
 @pytest.mark.parametrize("weights", [{"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 0.517, "b": 0.321, "c": 0.162}], ids=str)
+@daily(2)
 def test_weights_are_shares_of_tokens_at_every_prefix(tables: dict[str, Path], strategy: Any, weights: Any) -> None:
     pack = full_pack(seq_len=8, strategy=strategy, long_docs="split")
     loader, _ = mix(tables, pack, weights, batch_size=4, num_workers=2, unit="tokens")
@@ -477,6 +480,7 @@ def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> N
 
 @pytest.mark.parametrize("stop", ["forever", "first_exhausted"])
 @pytest.mark.parametrize("strategy", ["pad", "best_fit"])
+@daily(2)
 def test_a_mixture_refuses_whole_documents_in_sequences_of_another_length(
     tables: dict[str, Path], strategy: Any, stop: Any, small_gathers: None
 ) -> None:

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.plain import meant_warnings
-from tests.text.packing_reference import GROUPS, write_documents
+from tests.text.packing_reference import GROUPS, PackStrategy, write_documents
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 from torch_table_loader.extend import RowSpan
-from torch_table_loader.text.pack import PackStrategy
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.read.parquet import ParquetReader
@@ -54,6 +55,7 @@ def kept(dataset: StructuredDataset) -> pa.DataType:
         (pa.uint16(), 40, {"bos_id": 70_000}, pa.uint32()),
     ],
 )
+@daily(4)
 def test_tokens_are_kept_small_and_come_out_as_ever(
     tmp_path: Path, stored: pa.DataType, most: int, options: dict[str, int], expected: pa.DataType
 ) -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.effort import daily
 from tests.states import options_of, with_options
 from tests.tables.plain import meant_warnings
 from tests.text.packing_reference import (
@@ -292,6 +293,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path, strategy: Any) -> None:
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.int16(), pa.uint32(), pa.uint64()])
 @pytest.mark.parametrize("shuffle", [False, "rows"])
+@daily(3)
 def test_spans_have_integers_of_any_type(tmp_path: Path, kind: pa.DataType, shuffle: Any) -> None:
     spans = pa.list_(pa.struct([("start", kind), ("end", kind)]))
     columns = {"input_ids": [[5, 6, 7]], "spans": pa.array([[{"start": 1, "end": 3}]], spans)}

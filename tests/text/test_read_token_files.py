@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.servers.remote_files import FarStore
-from tests.tables.reading import LocalStorage, as_table
+from tests.tables.reading import LocalStorage, as_table, inspect
 from tests.tables.token_files import (
     LAYOUTS,
     MEGATRON_CODES,
@@ -34,7 +34,6 @@ from torch_table_loader.errors import MissingFileError
 from torch_table_loader.extend import PathSource, reader_for
 from torch_table_loader.format_contracts import PLACE, NullProvingReader, RangedReader, SidecarReader
 from torch_table_loader.formats.ipc.ipc import FmsFsdpReader
-from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.list_groups import group_rows
 from torch_table_loader.records import DataFile, FileMeta, content_key
 from torch_table_loader.source.listing import named_files
@@ -79,6 +78,7 @@ def write(form: str, folder: Path, documents: Any = DOCUMENTS) -> DataFile:
 
 
 @FORMS
+@daily(2)
 def test_it_fulfils_the_contract(tmp_path: Path, form: str) -> None:
     reader = READERS[form]
     assert isinstance(reader, SidecarReader)
@@ -322,6 +322,7 @@ WRONG_INDEXES = {
 
 
 @pytest.mark.parametrize("name", WRONG_INDEXES)
+@daily(7)
 def test_an_invalid_megatron_index_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.bin").write_bytes(np.arange(5, dtype=np.uint16).tobytes())
     (tmp_path / "x.idx").write_bytes(index_with())
@@ -398,7 +399,7 @@ def test_aligned_columns_of_an_arrow_file_come_along(tmp_path: Path) -> None:
                 pa.record_batch([pa.array(document, pa.uint32()), pa.array(document, pa.float32())], ["tokens", "w"])
             )
     (file,) = listed(str(tmp_path), "fms-fsdp")
-    meta = inspect_file(LocalStorage(), file, None)
+    meta = inspect(file)
     assert rows(file, reader_for("fms-fsdp"), meta, "w", "tokens") == [[[1.0, 2.0], [], [3.0]], [[1, 2], [], [3]]]
 
 
@@ -406,7 +407,7 @@ def test_aligned_columns_of_an_arrow_file_come_along(tmp_path: Path) -> None:
 def test_longer_documents_come_after_shorter_ones(tmp_path: Path, form: str) -> None:
     documents = [[1]] * (AT_ONCE + 7) + [[2] * 300] * 3 + [[1]] * AT_ONCE + [[3] * 70_000, [4]]
     file = write(form, tmp_path, documents)
-    assert document_lengths(inspect_file(LocalStorage(), file, None)).tolist() == list(map(len, documents))
+    assert document_lengths(inspect(file)).tolist() == list(map(len, documents))
 
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.int64()], ids=str)
@@ -414,7 +415,7 @@ def test_an_arrow_file_says_where_its_documents_begin(tmp_path: Path, kind: pa.D
     documents = [[token % 100 for token in document] for document in DOCUMENTS]
     (tmp_path / "x.arrow").write_bytes(fms_bytes(documents, kind))
     (file,) = listed(str(tmp_path), "fms-fsdp")
-    meta = READERS["fms-fsdp"].placed(LocalStorage(), file, inspect_file(LocalStorage(), file, None), TOKENS)
+    meta = READERS["fms-fsdp"].placed(LocalStorage(), file, inspect(file), TOKENS)
     (places,) = rows(file, READERS["fms-fsdp"], meta, PLACE)
     data = (tmp_path / "x.arrow").read_bytes()
     width = kind.bit_width // 8
@@ -428,7 +429,7 @@ def test_compressed_documents_do_not_lie_in_an_arrow_file(tmp_path: Path) -> Non
     reader = READERS["fms-fsdp"]
     (tmp_path / "x.arrow").write_bytes(fms_bytes([[1] * 90] * 9, compression="zstd"))
     (file,) = listed(str(tmp_path), "fms-fsdp")
-    meta = inspect_file(LocalStorage(), file, None)
+    meta = inspect(file)
     assert reader.placed(LocalStorage(), file, meta, TOKENS) is None
     asked = replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64())))
     with pytest.raises(TableError, match=r"x\.arrow.* not compressed"):
@@ -564,7 +565,7 @@ def test_caches_of_a_file_depend_on_its_index_too(tmp_path: Path) -> None:
 def test_a_source_must_list_the_index(tmp_path: Path) -> None:
     file = replace(write("megatron", tmp_path), sidecars=())
     with pytest.raises(TableError, match=r"x\.bin .*DataFile\.sidecars"):
-        inspect_file(LocalStorage(), file, None)
+        inspect(file)
 
 
 def test_a_data_file_that_is_cut_after_planning_is_found(tmp_path: Path) -> None:
@@ -572,7 +573,7 @@ def test_a_data_file_that_is_cut_after_planning_is_found(tmp_path: Path) -> None
         folder = tmp_path / form
         folder.mkdir()
         file = write(form, folder)
-        meta = inspect_file(LocalStorage(), file, None)
+        meta = inspect(file)
         data = Path(file.path).read_bytes()
         Path(file.path).write_bytes(data[: len(data) // 3])
         with pytest.raises(TableError, match=rf"{file.name} .*cut"):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.leaks import children
 from tests.tables.catalogs import load_catalog
 from tests.text.word_tokenizers import STOP_FILE, words
@@ -216,6 +216,7 @@ def test_a_table_that_is_finished_is_left_alone(table: Path, tmp_path: Path) -> 
         ({"columns": ["text"]}, "columns was"),
     ],
 )
+@daily(3)
 def test_other_options_are_not_mixed_with_what_is_there(
     table: Path, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:

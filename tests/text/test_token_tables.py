@@ -112,6 +112,7 @@ def test_documents_are_gathered_by_index(write: Callable[[str], str], form: str)
 
 
 @FORMS
+@daily(2)
 def test_a_distant_table_gives_the_same_and_tokens_are_fetched_ahead(
     write: Callable[[str], str], far: Callable[[], Any], form: str
 ) -> None:

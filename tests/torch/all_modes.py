@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.guests import is_here
 from tests.torch.modes import TABLE_MODES, Mode, write_tables
-from torch_table_loader.installed import has
 
 
 def _modes() -> list[Mode]:
-    if not has("text"):
+    if not is_here("text"):
         return TABLE_MODES
     from tests.text.packed_modes import PACKED_MODES
 
@@ -19,7 +19,7 @@ def _modes() -> list[Mode]:
 def write_all_tables(root: Path) -> None:
     """Write the tables that the modes read."""
     write_tables(root)
-    if has("text"):
+    if is_here("text"):
         from tests.text.packed_modes import write_token_tables
 
         write_token_tables(root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tests.tables.kinds import KINDS, TableKind
 from tests.torch.all_modes import MODES, write_all_tables
-from tests.torch.modes import MIXED, MIXTURES, ROWS, SPLITS, Mode
+from tests.torch.modes import MIXED, MIXTURES, ROWS, SPLITS, Mode, RowMode
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.sizes import small_sizes
 from torch_table_loader.source.table_storage import TableStorage
@@ -30,6 +31,28 @@ def mode(request: pytest.FixtureRequest) -> Mode:
     """Each mode in turn; Iceberg tables and packs, which their own laws look at every day, are slow here."""
     found: Mode = request.param
     return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each law of every mode see two modes a day, one of streams and one of rows, and the others be slow.
+
+    Which two depends on its name, so that all laws together see all modes of every day.
+    """
+    kinds = [[mode for mode in EVERY_DAY if isinstance(mode, RowMode) == of_rows] for of_rows in (False, True)]
+    for item in items:
+        if not isinstance(item, pytest.Function) or not _draws_a_mode(item):
+            continue
+        number = zlib.crc32(item.originalname.encode())
+        if item.callspec.params["mode"] not in [modes[number % len(modes)] for modes in kinds]:
+            item.add_marker(pytest.mark.slow)
+
+
+def _draws_a_mode(item: pytest.Function) -> bool:
+    """Whether a test has its mode from the fixture, and says not itself which cases are those of a day."""
+    given = any("mode" in mark.args[0] for mark in item.iter_markers("parametrize"))
+    drawn = hasattr(item, "callspec") and "mode" in item.callspec.params
+    return drawn and not given and not item.get_closest_marker("daily")
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import torch
 
 import torch_table_loader
+from tests.guests import is_here
 from tests.launchers.jobs import spans_of
 from tests.states import State, samples_of, steps_of
 from tests.tables.iceberg import IcebergWriter, column
 from tests.tables.plain import Groups, key, meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.installed import has
 
 GROUPS: dict[str, Groups] = {"a": [[9, 4, 11], [1], [], [17, 5], [13, 13]], "b": [[8, 8], [5], [10, 10]]}
 SIZES = {name: sum(map(sum, groups)) for name, groups in GROUPS.items()}
@@ -377,8 +377,8 @@ def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
 
 
 SPLITS, MIXED, ROWS, LAKE, MIXTURE, STREAMS = Splits(), Mixed(), Rows(), LakeRows(), Mixture(), MixedSplits()
-LAKES: list[RowMode] = [LAKE] if has("iceberg") else []
-MIXTURES: list[Mode] = [MIXTURE, STREAMS] if has("mixtures") else []
+LAKES: list[RowMode] = [LAKE] if is_here("iceberg") else []
+MIXTURES: list[Mode] = [MIXTURE, STREAMS] if is_here("mixtures") else []
 TABLE_MODES: list[Mode] = [SPLITS, MIXED, ROWS, *LAKES, *MIXTURES]
 ROW_MODES: list[RowMode] = [ROWS, *LAKES, *(mode for mode in MIXTURES if isinstance(mode, RowMode))]
 

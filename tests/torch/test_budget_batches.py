@@ -110,6 +110,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
+@daily(3)
 def test_every_row_comes_once_within_the_budget_and_in_the_promised_steps(table: str, options: dict[str, Any]) -> None:
     loader = make(table, **options)
     budget = options.get("batch_size", BUDGET)
@@ -166,6 +167,7 @@ def test_the_job_goes_on_exactly_on_other_ranks(table: str, ranks: int, similar:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("even_ranks", [None, "pad", False])
+@daily(2)
 def test_ranks_take_equally_many_steps(table: str, even_ranks: Any, drop_last: bool) -> None:
     loaders = [
         make(table, num_ranks=7, rank=rank, even_ranks=even_ranks, drop_last=drop_last, columns=["x"])
@@ -297,6 +299,7 @@ def test_a_state_that_was_tampered_with_is_refused(table: str) -> None:
 
 @pytest.mark.parametrize("similar", [None, 100])
 @pytest.mark.parametrize("taken", [4, None])
+@daily(2)
 def test_an_epoch_goes_on_with_the_rows_of_a_table_that_grew(
     tmp_path: Path, similar: int | None, taken: int | None
 ) -> None:

@@ -136,6 +136,7 @@ def test_the_job_goes_on_exactly_on_other_ranks(table: str, ranks: int, order: A
 
 
 @pytest.mark.parametrize("even_ranks", [None, "pad", "drop", "balance"])
+@daily(2)
 def test_ranks_take_equally_many_steps(table: str, even_ranks: Any) -> None:
     loaders = [make(table, num_ranks=7, rank=rank, even_ranks=even_ranks) for rank in range(7)]
     found = [list(take(loader)) for loader in loaders]
@@ -159,6 +160,7 @@ def test_filters_columns_and_row_ids(table: str) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
+@daily(2)
 def test_rows_of_names_the_rows_of_a_step(table: str, order: Any) -> None:
     loader = make(table, **order)
     firsts = {"00000.parquet": 0, "00300.parquet": 300, "00301.parquet": 301}

@@ -327,6 +327,7 @@ def test_what_is_no_function_is_refused(table: str, options: dict[str, Any], sai
 
 
 @pytest.mark.parametrize("served", SERVED)
+@daily(1)
 def test_another_number_of_rows_is_refused(table: str, served: str) -> None:
     for function, said in (
         (lambda values: values[1:], "8 rows, got Tensor of 7 rows"),

@@ -174,6 +174,7 @@ def check(batch: Any) -> list[int]:
     ],
     ids=str,
 )
+@daily(3)
 def test_every_mode_gives_it(table: str, options: dict[str, Any]) -> None:
     batches = list(make(table, **options))
     assert list(batches[0]) == list(KEYS)

@@ -167,6 +167,7 @@ def test_parts_of_any_form_cost_one_counting_read(
 
 
 @pytest.mark.parametrize("form", ["position", "equality", "lazy"])
+@daily(1)
 def test_deletes_are_counted_in_each_part(tmp_path: Path, form: str, reads: Reads) -> None:
     lake = IcebergWriter(tmp_path / "t")
     paths = [lake.append(some(start, start + 20), group=7) for start in (0, 20, 40)]

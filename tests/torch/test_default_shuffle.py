@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.simulated import GROUP_ROWS, GROUPS, SimulatedTable
+from tests.effort import daily
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.engine.jobs import resolve
@@ -109,6 +110,7 @@ def test_the_order_is_frozen(table: str) -> None:
 
 
 @pytest.mark.parametrize("which", KEPT_FROM_IT)
+@daily(1)
 def test_splits_are_permuted_where_they_cannot_be_mixed(table: str, which: str) -> None:
     options, reason = KEPT_FROM_IT[which]
     common: dict[str, Any] = {"batch_size": 64, "num_workers": 1, **options}

@@ -128,6 +128,7 @@ def test_footers_are_kept_by_the_plan_cache_alone(
     "options", [{"columns": None}, {"columns": ["x"], "filters": pc.field("y") > 0.5}, {"columns": ["x", "wide"]}],
     ids=str,
 )  # fmt: skip
+@daily(1)
 def test_other_columns_and_filters(make: Callable[..., TableLoader], options: dict[str, Any]) -> None:
     first = make(**options)
     wanted = sorted(taken(first))

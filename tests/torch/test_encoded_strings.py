@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.iceberg import COLUMNS, IcebergWriter
+from tests.tables.reading import open_parquet
 from torch_table_loader import Hash, IcebergDataset, MixedDataset, StructuredDataset, TableError, Vocabulary
 from torch_table_loader.batching import decoders
 from torch_table_loader.batching.decoders import HashCoder, VocabularyCoder
 from torch_table_loader.batching.outputs import cut_values
-from torch_table_loader.read.parquet import ParquetFile
 
 WORDS = [f"word {number}" for number in range(40)]
 FORMS: list[dict[str, Any]] = [
@@ -181,14 +181,14 @@ def test_row_groups_of_dictionaries_are_read_whole(tmp_path: Path, monkeypatch: 
     part = pa.table({f"w{number}": WORDS * 2000 for number in range(8)})
     pq.write_table(part, tmp_path / "a.parquet")
     sizes: list[int] = []
-    batches = ParquetFile.batches
+    batches = open_parquet().batches
 
-    def noted(self: ParquetFile, *args: Any) -> Iterator[pa.RecordBatch]:
+    def noted(self: Any, *args: Any) -> Iterator[pa.RecordBatch]:
         for batch in batches(self, *args):
             sizes.append(batch.num_rows)
             yield batch
 
-    monkeypatch.setattr(ParquetFile, "batches", noted)
+    monkeypatch.setattr(open_parquet(), "batches", noted)
     form: dict[str, Any] = {"strings": Vocabulary(WORDS)}
     loader, dataset = StructuredDataset.create_dataloader(str(tmp_path), batch_size=1000, **form)
     assert sum(len(batch["w0"]) for batch in loader) == len(part)
@@ -198,6 +198,7 @@ def test_row_groups_of_dictionaries_are_read_whole(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("deletes", ["none", "positions", "keys", "other keys"])
 @pytest.mark.parametrize("form", FORMS)
+@daily(6)
 def test_codes_of_an_iceberg_table_whose_column_was_renamed(
     tmp_path: Path, deletes: str, form: dict[str, Any], looked_up: list[bool]
 ) -> None:

@@ -40,6 +40,7 @@ def who_and_what(batch: Any) -> tuple[int, str, list[int]]:
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("form", ["torch", "numpy"])
+@daily(2)
 def test_a_collate_fn_gets_each_batch_once_in_the_worker(table: Path, worker_type: str, form: Any) -> None:
     plain = [batch.rows for batch in deliver(table, batch_size=8, num_workers=2)]
     found = list(make(table, worker_type, collate_fn=who_and_what, output_format=form))
@@ -224,6 +225,7 @@ def test_no_workers_start_neither_thread_nor_process(table: Path) -> None:
 
 
 @pytest.mark.parametrize(("lanes", "cpus", "servers"), [(2, 8, 2), (6, 2, 2), (3, 1, 1)])
+@daily(1)
 def test_servers_are_fitted_to_the_machine(
     table: Path, lanes: int, cpus: int, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +271,7 @@ def test_the_same_row_as_padding_has_memory_of_its_own(tmp_path: Path, worker_ty
     [("thread", {}), ("process", {}), ("process", {"collate_fn": dict})],
     ids=["thread", "process that waits", "process"],
 )
+@daily(1)
 def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str, own: dict[str, Any]) -> None:
     """Counted, not weighed: what a process keeps resident is its allocators' affair (`make bench` weighs it)."""
     table = pa.table({name: pa.array(range(20_000), "int64") for name in "abcd"})

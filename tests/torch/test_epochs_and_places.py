@@ -56,6 +56,7 @@ def test_one_epoch_an_iteration_shuffles_each_anew(mode: Mode, tables: Path, rec
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(4)
 def test_an_epoch_asks_the_system_and_the_schema_for_nothing_that_the_last_one_knew(
     mode: Mode, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from torch_table_loader import ConfigError, MixedDataset, StructuredDataset, TableLoader
 
 RANKS = 8
@@ -71,6 +72,7 @@ def padded(batches: list[Any]) -> int:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("size", [1, 16, 64, 443])
+@daily(8)
 def test_ranks_take_equal_steps_and_every_row_once(days: str, order: str, size: int) -> None:
     ranks = taken(ranks_of(days, batch_size=size, **ORDERS[order]))
     assert len({len(batches) for batches in ranks}) == 1
@@ -80,6 +82,7 @@ def test_ranks_take_equal_steps_and_every_row_once(days: str, order: str, size: 
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@daily(2)
 def test_the_columns_of_a_batch_are_those_of_options_and_world(days: str, order: str) -> None:
     assert [names(loader) for loader in ranks_of(days, **ORDERS[order])] == [["x", "padding"]] * RANKS
     assert names(ranks_of(days, 1, **ORDERS[order])[0]) == ["x"]
@@ -96,6 +99,7 @@ def names(loader: TableLoader[Any]) -> list[str]:
 
 @pytest.mark.parametrize("order", ["splits", "mixed", "rows"])
 @pytest.mark.parametrize("others", [1, 3, 11])
+@daily(3)
 def test_other_ranks_go_on_with_equal_steps(days: str, order: str, others: int) -> None:
     loaders = ranks_of(days, **ORDERS[order])
     began = taken(loaders, 9)
@@ -114,6 +118,7 @@ def test_other_ranks_go_on_with_equal_steps(days: str, order: str, others: int) 
 
 
 @pytest.mark.parametrize("order", ["splits", "mixed", "rows"])
+@daily(1)
 def test_a_filter_leaves_steps_equal(days: str, order: str) -> None:
     ranks = taken(ranks_of(days, filters="x >= 1990", **ORDERS[order]))
     assert len({len(batches) for batches in ranks}) == 1

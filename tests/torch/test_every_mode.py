@@ -189,6 +189,7 @@ def test_another_process_with_other_hashes_gives_the_same_order_and_goes_on(tabl
 
 
 @pytest.mark.parametrize("mode", [SPLITS, ROWS, MIXTURE, PACKED_SPLITS, PACKED_ROWS], ids=str, scope="session")
+@daily(2)
 def test_a_table_that_was_moved_keeps_its_order_and_its_states(mode: Mode, tables: Path, tmp_path: Path) -> None:
     """Not an Iceberg table, whose metadata names its place."""
     loader = mode.make(tables)
@@ -339,6 +340,7 @@ def test_a_batch_may_be_written_in_place(mode: Mode, tables: Path) -> None:
 
 @in_table_modes
 @pytest.mark.parametrize("options", [{}, {"even_ranks": "pad"}, {"row_id": False, "columns": ["s", "x"]}], ids=str)
+@daily(6)
 def test_the_schema_says_what_comes(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     loader = mode.make(tables, **options)
     dataset: Any = loader.dataset
@@ -480,6 +482,7 @@ SAID = {
 
 @in_table_modes
 @pytest.mark.parametrize("options", [{}, {"num_ranks": 2, "rank": 1, "even_ranks": "pad"}], ids=str)
+@daily(4)
 def test_explain_tells_what_comes(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     loader = mode.make(tables, **options)
     dataset: Any = loader.dataset

@@ -261,10 +261,10 @@ def sends_much(batch: Any) -> Any:
     return bytes(3_000_000)
 
 
-@pytest.mark.kills
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGBUS"])
 @pytest.mark.parametrize("collate_fn", [None, sends_much])
+@daily(lambda method, name, collate_fn: (method, name, collate_fn) == ("fork", "SIGSEGV", sends_much))
 def test_whatever_ends_a_worker_is_a_worker_error(
     table: Path, method: str, name: str, collate_fn: Any, nothing_is_polled: None
 ) -> None:
@@ -274,7 +274,7 @@ def test_whatever_ends_a_worker_is_a_worker_error(
         batches: Any = iter(loader)
         next(batches)
         time.sleep(pause)
-        os.kill(batches._merger._executor._messages._workers[0].pid, signal.Signals[name])
+        os.kill(min(children()), signal.Signals[name])
         time.sleep(pause)  # torch's handler of SIGCHLD would raise in here
         with pytest.raises(WorkerError, match=rf"worker process \d+ was killed by {name} in the middle of the epoch"):
             list(batches)
@@ -326,6 +326,7 @@ def test_whatever_a_collate_fn_raises_reaches_the_caller(
 
 
 @pytest.mark.parametrize("code", [0, 1, 3])
+@daily(1)
 def test_a_worker_that_leaves_is_a_worker_error(table: Path, code: int) -> None:
     with pytest.raises(WorkerError, match=rf"ended with code {code} in the middle of the epoch"):
         list(make(table, "process", collate_fn=Dies(f"ends with {code}")))

@@ -107,6 +107,7 @@ def test_rows_are_those_of_the_same_table_in_parquet(tmp_path: Path, mode: str, 
 
 
 @pytest.mark.parametrize("mode", ["splits", "window", "rows", "filter"])
+@daily(2)
 def test_a_state_goes_on_in_another_world(mode: str) -> None:
     options = MODES[mode]
     whole = sorted(_all(_world(TABLE, 1, 1, **options)))

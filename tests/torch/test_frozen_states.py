@@ -22,10 +22,9 @@ import pytest
 import torch_table_loader
 from tests.effort import daily
 from tests.launchers.jobs import make, own_rows
-from tests.states import State
+from tests.states import STATE_VERSION, State
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader, Weights
-from torch_table_loader.engine.state import STATE_VERSION
 
 STATES = Path(__file__).parent / "states"
 TABLE = STATES / "table"
@@ -261,12 +260,14 @@ def test_a_state_of_old_goes_on_with_the_batches_that_followed_it(case: str, fro
 
 
 @pytest.mark.parametrize(("case", "frozen"), FROZEN)
+@daily(17)
 def test_the_newest_code_writes_the_state_that_is_kept(case: str, frozen: dict[str, Any]) -> None:
     if frozen["state"]["version"] == STATE_VERSION:
         assert write(CASES[case]) == frozen["state"]
 
 
 @pytest.mark.parametrize(("case", "frozen"), FROZEN)
+@daily(17)
 def test_a_state_that_was_loaded_is_written_again_as_it_was(case: str, frozen: dict[str, Any]) -> None:
     if frozen["state"]["version"] == STATE_VERSION and "refused" not in frozen:
         loader = open_loader(CASES[case]["stages"][-1][0])

@@ -221,6 +221,7 @@ def test_a_bar_of_tqdm_ends_at_its_end(mode: Mode, tables: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
+@daily(2)
 def test_a_schedule_of_learning_rates_ends_with_the_last_step_of_a_resumed_job(mode: Mode, tables: Path) -> None:
     def schedule(loader: TableLoader) -> tuple[torch.optim.SGD, OneCycleLR]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

@@ -71,6 +71,7 @@ def is_quiet(table: Path) -> bool:
 @pytest.mark.parametrize(
     ("mode", "options"), [(SPLITS, {}), (SPLITS, {"count_filtered": False}), (MIXTURE, {})], ids=str
 )
+@daily(2)
 def test_break_stops_the_workers_though_the_loader_lives(
     mode: Mode, table: Path, worker_type: str, options: dict[str, Any]
 ) -> None:
@@ -87,6 +88,7 @@ def test_break_stops_the_workers_though_the_loader_lives(
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_an_exception_in_the_loop_stops_the_workers(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
     leave_by_error(loader)
@@ -95,6 +97,7 @@ def test_an_exception_in_the_loop_stops_the_workers(mode: Mode, table: Path, wor
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_forgetting_the_iterator_stops_the_workers(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
     leave_by_del(loader)
@@ -102,6 +105,7 @@ def test_forgetting_the_iterator_stops_the_workers(mode: Mode, table: Path, work
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_forgetting_the_loader_leaves_its_iterator_alone(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
     batches, steps = iter(loader), len(loader)
@@ -111,6 +115,7 @@ def test_forgetting_the_loader_leaves_its_iterator_alone(mode: Mode, table: Path
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_close_stops_the_workers_and_ends_the_epoch(mode: Mode, table: Path, worker_type: str) -> None:
     batches = iter(make(mode, table, worker_type))
     next(batches)
@@ -164,6 +169,7 @@ def test_threads_wait_for_the_next_epoch_and_end_with_the_loader(mode: Mode, tab
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_leaving_a_later_epoch_ends_the_workers_of_the_first(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
     assert len(list(loader)) == len(loader)
@@ -182,6 +188,7 @@ def test_two_epochs_at_once_keep_no_more_threads_than_they_had(table: Path) -> N
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_a_forked_child_iterates_a_loader_whose_workers_wait(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
     assert len(list(loader)) == len(loader)
@@ -237,6 +244,7 @@ def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_the_callers_interrupt_stops_the_workers(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
 

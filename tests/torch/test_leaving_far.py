@@ -175,7 +175,8 @@ from torch_table_loader import StructuredDataset
 from tests.servers.faults import FaultyStore
 store = FaultyStore(sys.argv[1])
 loader, _ = StructuredDataset.create_dataloader("s3://bucket/t", "parquet", batch_size=50, num_workers=2,
-    storage_options=store.options | {"request_timeout": 3600, "connect_timeout": 3600}, worker_type=sys.argv[2])
+    storage_options=store.options | {"request_timeout": 3600, "connect_timeout": 3600},
+    columns=["x"], worker_type=sys.argv[2])
 store.fail("hang", methods=("GET",), suffix="11.parquet")
 batches = iter(loader)
 while not store.seen().get("faults"):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SPLITS, TABLE_MODES, Mode
 from torch_table_loader import ConfigError, ConfigTypeError, StructuredDataset, TableError
 
@@ -20,6 +21,7 @@ of_one_table = pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, sc
 
 @of_one_table
 @pytest.mark.parametrize("filtered", [False, True])
+@daily(2)
 def test_the_first_rows_are_those_that_live(mode: Mode, tables: Path, filtered: bool) -> None:
     options: dict[str, Any] = {"filters": "k < 7", "columns": ["k", "x"]} if filtered else {}
     dataset = mode.open(tables, **options)
@@ -37,6 +39,7 @@ def test_a_wrong_count_is_refused(tables: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
+@daily(2)
 def test_a_job_of_ranks_is_warned_where_each_would_read_all_rows(
     mode: Mode, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +86,7 @@ def test_a_table_with_nulls_is_looked_at_without_a_choice_for_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
+@daily(2)
 def test_others_read_what_training_reads(mode: Mode, tables: Path) -> None:
     wanted = [row for batch in mode.make(tables) for row in mode.ids(batch)]
     loader = mode.make(tables, output_format="arrow")

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.shapes import COUNT, WIDER, held, held_by, shape_of
+from tests.effort import daily
 from torch_table_loader import Pack
 
 
@@ -41,6 +42,7 @@ _MIXED: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("files", "rows", "group", "width", "options"), _MIXED.values(), ids=_MIXED)
+@daily(2)
 def test_mixing_stays_within_the_bound(
     tmp_path: Path, files: int, rows: int, group: int, width: int, options: dict[str, Any]
 ) -> None:
@@ -55,6 +57,7 @@ def test_mixing_stays_within_the_bound(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@daily(1)
 def test_large_batches_of_small_row_groups_stay_within_the_bound(tmp_path: Path, workers: int) -> None:
     """A batch is joined of many reads: they are held once, and the batch beside them."""
     rng = np.random.default_rng(0)
@@ -92,6 +95,7 @@ _PACKED: dict[str, tuple[int, int, int, Pack, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("files", "rows", "group", "pack", "options"), _PACKED.values(), ids=_PACKED)
+@daily(2)
 def test_mixing_documents_stays_within_the_bound(
     tmp_path: Path, files: int, rows: int, group: int, pack: Pack, options: dict[str, Any]
 ) -> None:

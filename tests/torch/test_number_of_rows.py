@@ -14,11 +14,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
-from accelerate import Accelerator, skip_first_batches
-from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import Trainer, TrainingArguments
 
 from tests.effort import daily
 from tests.tables.delta import DeltaWriter
@@ -113,13 +110,24 @@ def accuracy(loader: Any) -> float:
     return correct / size
 
 
+# Frameworks are imported where they are used: each process that collects tests would load them.
+
+
 def fabric(loader: TableLoader) -> Any:
+    from lightning.fabric import Fabric
+
     return Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+
+
+def accelerate(loader: TableLoader) -> Any:
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(loader)
 
 
 WRAPS: dict[str, Callable[[TableLoader], Any]] = {
     "alone": lambda loader: loader,
-    "accelerate": lambda loader: Accelerator(cpu=True).prepare(loader),
+    "accelerate": accelerate,
     "fabric": fabric,
     "pickled": lambda loader: pickle.loads(pickle.dumps(loader)),  # noqa: S301 our own bytes
     "made again": lambda loader: type(loader)(loader.dataset),
@@ -137,6 +145,7 @@ def test_the_accuracy_of_the_quick_start_is_right(tables: Path, wrap: str, shuff
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("num_workers", [0, 2])
+@daily(2)
 def test_a_loader_of_ones_own_has_as_many_steps_as_batches(tables: Path, kind: Any, num_workers: int) -> None:
     dataset: Any = SPLITS.open(tables)
     loader = kind(dataset, batch_size=None, num_workers=num_workers)
@@ -147,12 +156,16 @@ def test_a_loader_of_ones_own_has_as_many_steps_as_batches(tables: Path, kind: A
 
 
 def test_skipping_with_accelerate_counts_batches(tables: Path) -> None:
+    from accelerate import skip_first_batches
+
     loader = SPLITS.make(tables)
     rest = skip_first_batches(loader, 2)
     assert len(list(rest)) == len(loader) - 2
 
 
 def test_the_trainer_counts_examples(tables: Path, tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
     loader: Any = SPLITS.make(tables)
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
     assert Trainer(torch.nn.Linear(1, 1), arguments).num_examples(loader) == loader.dataset.num_rows

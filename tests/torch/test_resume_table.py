@@ -18,9 +18,9 @@ import torch
 
 import torch_table_loader
 from tests.effort import daily
+from tests.guests import is_here
 from tests.tables.plain import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
-from torch_table_loader.installed import has
 from torch_table_loader.sizes import small_sizes
 
 SAVED_AFTER, STEPS = 4, 9
@@ -33,7 +33,7 @@ FOREVER: dict[str, Any] = {"epochs": "forever"}
 
 def _packed() -> dict[str, dict[str, Any]]:
     """Return loaders of sequences, if this build makes them."""
-    if not has("text"):
+    if not is_here("text"):
         return {}
     pack: dict[str, Any] = {"pack": torch_table_loader.Pack(seq_len=4, strategy="pad"), "columns": []}
     cut: dict[str, Any] = {"pack": torch_table_loader.Pack(seq_len=4), "columns": []}
@@ -58,7 +58,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     f"{ends} of {kind}": (PLAIN[kind], options)
-    for kind in (SHAPES if has("mixtures") else ())
+    for kind in (SHAPES if is_here("mixtures") else ())
     for ends, options in {
         "mixture": {"stop": "all_exhausted"},
         "endless mixture": {"stop": "forever"},

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from tests.effort import daily
 from tests.states import with_newest
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
-from torch_table_loader.dataset import TableDataset
 from torch_table_loader.store.gather import StoredRows
 
 ROWS = 2_903
@@ -33,7 +33,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(root)
 
 
-def make(path: str, **options: Any) -> tuple[TableLoader, TableDataset]:
+def make(path: str, **options: Any) -> tuple[TableLoader, StructuredDataset]:
     defaults: dict[str, Any] = {"shuffle": "rows", "check_plan": False}
     if "global_batch_size" not in options:
         defaults["batch_size"] = 64
@@ -125,6 +125,7 @@ SEVERAL: dict[str, tuple[Any, list[int]]] = {
 
 
 @pytest.mark.parametrize("several", SEVERAL)
+@daily(4)
 def test_the_map_gives_several_places_as_one_batch(table: str, several: str, monkeypatch: pytest.MonkeyPatch) -> None:
     view = make(table)[1].as_map()
     gathers = Gathers(monkeypatch)
@@ -165,6 +166,7 @@ def test_the_map_gives_one_place_as_one_row(table: str, place: Any) -> None:
     ],
     ids=repr,
 )
+@daily(6)
 def test_the_map_refuses_what_is_no_place(table: str, index: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         make(table)[1].as_map()[index]

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.forks import OfProcess
+
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
@@ -70,7 +72,7 @@ class Arena:
         kind = np.dtype(dtype)
         start, num_bytes = self._at, prod(shape) * kind.itemsize
         self._at += aligned(num_bytes)
-        return self._memory[start : start + num_bytes].view(kind).reshape(shape)
+        return np.ndarray(shape, kind, self._memory, start)
 
 
 class ReusedBlocks:
@@ -82,6 +84,8 @@ class ReusedBlocks:
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
         """Blocks by the power of two that they fit into; those beyond the maximum number are returned to the system."""
+        self._lent: dict[int, tuple[weakref.ref[Any], NDArray[Any]]] = {}
+        """The blocks in use, by the identity of what refers to their content; `weakref.finalize` takes more steps."""
         self._closed = False
 
     def new(self, num_bytes: int) -> memoryview:
@@ -102,7 +106,8 @@ class ReusedBlocks:
             block = np.frombuffer(pa.allocate_buffer(capacity), np.uint8) if pooled else np.empty(capacity, np.uint8)
         # A reference to a part of a buffer keeps the object that it was taken from alive; views of arrays may not.
         lent: Any = np.frombuffer(block, np.uint8, num_bytes)
-        weakref.finalize(lent, self._take_back, block).atexit = False
+        reference = weakref.ref(lent, self._take_back)
+        self._lent[id(reference)] = reference, block
         return memoryview(lent)
 
     def close(self) -> None:
@@ -121,7 +126,8 @@ class ReusedBlocks:
                 free.appendleft(block)
         return None
 
-    def _take_back(self, block: NDArray[Any]) -> None:
+    def _take_back(self, reference: weakref.ref[Any]) -> None:
+        _, block = self._lent.pop(id(reference))
         if not self._closed:
             self._free[_bits(block.size)].append(block)
 
@@ -149,10 +155,10 @@ class LargeArrays:
     blocks: ReusedBlocks | None = None
     """Those of this process; None while none is open."""
     _open = 0
-    _lock = threading.RLock()  # the garbage collector may call `_end` wherever it runs
+    _lock = OfProcess(threading.RLock)  # the garbage collector may call `_end` wherever it runs
 
     def __init__(self) -> None:
-        with LargeArrays._lock:
+        with LargeArrays._lock.own:
             LargeArrays._open += 1
             LargeArrays.blocks = LargeArrays.blocks or ReusedBlocks()
         self.close = weakref.finalize(self, LargeArrays._end)
@@ -161,7 +167,7 @@ class LargeArrays:
 
     @staticmethod
     def _end() -> None:
-        with LargeArrays._lock:
+        with LargeArrays._lock.own:
             LargeArrays._open -= 1
             if not LargeArrays._open and LargeArrays.blocks is not None:
                 LargeArrays.blocks.close()

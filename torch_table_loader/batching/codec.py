@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import chain, pairwise, repeat
 from math import prod
-from operator import getitem
-from typing import TYPE_CHECKING, Any, Self, cast
+from operator import getitem, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,10 @@ from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
+from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack, view_cells, viewed
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write, mark_of
 from torch_table_loader.batching.policy import column_functions
-from torch_table_loader.batching.rows import Collected, DealtWhole, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import Collected, DealtWhole, PlainCodec, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
@@ -123,17 +123,39 @@ def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
     return found
 
 
-def _alike(leaves: Sequence[Leaf]) -> dict[np.dtype[Any], list[int]]:
-    """Return the places of single values that fit whole cache lines, by their dtype: one call makes room for all."""
-    found: dict[np.dtype[Any], list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        kind = leaf.kind
-        if isinstance(kind, DenseKind) and not kind.inner and aligned(1) % kind.dtype.itemsize == 0:
-            found.setdefault(kind.dtype, []).append(place)
-    return found
+class _Alike(NamedTuple):
+    """The leaves of single values of one type that fit whole cache lines: one call makes room for all, or copies all.
+
+    Args:
+        places: theirs.
+        pick: returns the data at these places.
+        line: a cache line of zeros.
+    """
+
+    places: list[int]
+    pick: Callable[[Sequence[Any]], Sequence[Any]]
+    line: NDArray[Any]
+
+    @classmethod
+    def of(cls, leaves: Sequence[Leaf]) -> list[_Alike]:
+        """Return those of some leaves."""
+        found: dict[np.dtype[Any], list[int]] = {}
+        for place, leaf in enumerate(leaves):
+            kind = leaf.kind
+            if isinstance(kind, DenseKind) and not kind.inner and aligned(1) % kind.dtype.itemsize == 0:
+                found.setdefault(kind.dtype, []).append(place)
+        lines = {dtype: np.zeros(aligned(1) // dtype.itemsize, dtype) for dtype in found}
+        return [cls(places, _picking(places), lines[dtype]) for dtype, places in found.items()]
 
 
-class TensorCodec(RowsCodec[TensorRows]):
+def _picking(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    first, stop = places[0], places[-1] + 1
+    if stop - first == len(places):
+        return itemgetter(slice(first, stop))
+    return itemgetter(*places)
+
+
+class TensorCodec(PlainCodec[TensorRows]):
     """Makes, joins and ships rows of one schema; see `RowsCodec`."""
 
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
@@ -148,16 +170,20 @@ class TensorCodec(RowsCodec[TensorRows]):
         keys = zip(self._keyed.makers, self._keyed.places, strict=True)
         found = [column.together(places) for column, places in keys if isinstance(column, Stack)]
         self.together = [some for some in found if some is not None]
+        self._cells = view_cells(self._keyed.makers)
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
-        self._widths = list(Counter(leaf.kind.row_bytes for leaf in self.leaves).items())
-        self._widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
-        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
-        self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
+        widths = [leaf.kind.row_bytes for leaf in self.leaves]
+        self._widths = list(Counter(widths).items())
+        self._widest = max(widths, default=0)
+        self.row_bytes = sum(widths)
+        self.varying = [index for index, width in enumerate(widths) if not width]
         self.views_at_once = 0
         if all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves):
             self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves)))
-        self.alike = _alike(self.leaves)
+        self._alike = _Alike.of(self.leaves)
+        self.unlike = sorted(set(range(len(self.leaves))).difference(*(alike.places for alike in self._alike)))
+        """The places of the leaves for which `grids` makes no room."""
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
         self._names = [shape.name for shape in self.shapes]
         self._has_structs = any(isinstance(shape, Branch) for shape in self.shapes)
@@ -189,6 +215,8 @@ class TensorCodec(RowsCodec[TensorRows]):
         """View columns in their plain types as rows; strings may come as dictionaries."""
         if num_rows is None:
             num_rows = len(columns[0]) if columns else 0
+        if self._cells is not None:
+            return TensorRows(self, num_rows, viewed(columns, self._cells))
         data: list[Any] = []
         seen: set[int] = set()
         for column, places in zip(self._keyed.makers, self._keyed.places, strict=True):
@@ -220,28 +248,27 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def arena(self, num_rows: int) -> Arena:
         """Make room for the values of so many rows, less those of varying width."""
-        return Arena(sum(times * aligned(num_rows * each) for each, times in self._widths))
+        return Arena(sum([times * aligned(num_rows * each) for each, times in self._widths]))
 
-    def grids(self, num_rows: int, new: NewArray) -> Iterator[tuple[list[int], NDArray[Any]]]:
-        """Make room for so many single values of each type: the places of leaves, and a row of whole lines for each."""
-        for dtype, places in self.alike.items():
-            yield places, new((len(places), aligned(num_rows * dtype.itemsize) // dtype.itemsize), dtype)
+    def grids(self, num_rows: int, new: NewArray) -> Iterator[tuple[_Alike, NDArray[Any]]]:
+        """Make room for so many single values of each type: the leaves, and a row of whole lines for each."""
+        for alike in self._alike:
+            in_line = len(alike.line)
+            yield alike, new((len(alike.places), -(-num_rows // in_line) * in_line), alike.line.dtype)
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
-        num_rows = sum(part.num_rows for part in parts)
-        arena = self.arena(num_rows)
-        columns = list(zip(*(part.data for part in parts), strict=True))
-        data: list[Any] = [None] * len(columns)
-        for places, grid in self.grids(num_rows, arena.array):
-            gap = np.zeros(grid.shape[1] - num_rows, grid.dtype)
-            pieces = chain.from_iterable((*columns[place], gap) for place in places)
+        num_rows = sum([part.num_rows for part in parts])
+        runs, new = [part.data for part in parts], self.arena(num_rows).array
+        data: list[Any] = [None] * len(self.leaves)
+        for alike, grid in self.grids(num_rows, new):
+            gap = alike.line[: grid.shape[1] - num_rows]
+            pieces = chain.from_iterable(zip(*map(alike.pick, runs), repeat(gap), strict=False))
             np.concatenate(list(pieces), out=grid.reshape(-1))
-            for place, values in zip(places, grid[:, :num_rows], strict=True):
+            for place, values in zip(alike.places, grid[:, :num_rows], strict=True):
                 data[place] = values
-        for place, leaf in enumerate(self.leaves):
-            if data[place] is None:
-                data[place] = leaf.kind.join(columns[place], arena.array)
+        for place in self.unlike:
+            data[place] = self.leaves[place].kind.join([run[place] for run in runs], new)
         return TensorRows(self, num_rows, data)
 
     @override
@@ -280,9 +307,9 @@ class TensorCodec(RowsCodec[TensorRows]):
 
         new = self.arena(len(order)).array
         if len(parts) > 1:
-            for places, grid in self.grids(len(order), new):
+            for alike, grid in self.grids(len(order), new):
                 joined = near((num_rows,), grid.dtype)
-                for place, out in zip(places, grid[:, : len(order)], strict=True):
+                for place, out in zip(alike.places, grid[:, : len(order)], strict=True):
                     np.concatenate(columns[place], out=joined)
                     data[place] = joined.take(order, out=out, mode="clip")
         for place, leaf in enumerate(self.leaves):
@@ -430,10 +457,10 @@ class _DealtTensors(Collected[TensorRows]):
 
     def _make_rooms(self, rows: TensorRows) -> None:
         length, new = self._dealing.length, self._codec.arena(self._dealing.length).array
-        together = {place for places in self._codec.alike.values() for place in places}
-        self._rooms += [(places, grid[:, :length]) for places, grid in self._codec.grids(length, new)]
-        for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
-            if leaf.kind.row_bytes and place not in together:
+        self._rooms += [(alike.places, grid[:, :length]) for alike, grid in self._codec.grids(length, new)]
+        for place in self._codec.unlike:
+            if self._codec.leaves[place].kind.row_bytes:
+                data = rows.data[place]
                 self._rooms.append(([place], new((1, length, *data.shape[1:]), data.dtype)))
 
     @override
@@ -488,7 +515,7 @@ class ArrowRows(Rows):
         return [dict(zip(names, map(python_values, piece.columns), strict=True)) for piece in cut]
 
 
-class ArrowCodec(RowsCodec[ArrowRows]):
+class ArrowCodec(PlainCodec[ArrowRows]):
     """Joins and ships record batches of one schema; with `python`, batches come as dicts of Python lists."""
 
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:

@@ -131,6 +131,11 @@ class FlatCell(Cell):
         """Whether nothing was chosen for nulls."""
         return self.fill is None
 
+    @property
+    def views(self) -> bool:
+        """Whether values are Arrow's own, but for nulls."""
+        return not self.cast and self.stored.kind != "b" and self.stored == self.dtype
+
     @override
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         if self.cast:
@@ -285,6 +290,29 @@ class FixedDecoder(Decoder):
         sink.append(self.cell.values(array, seen))
         if self.masked:
             sink.append(valid_mask(array))
+
+
+def view_cells(decoders: Sequence[Decoder | Stack]) -> list[FlatCell] | None:
+    """Return the cells of decoders that give Arrow's own numbers alone; None if some do more."""
+    cells = [each.cell for each in decoders if isinstance(each, FixedDecoder) and not each.masked]
+    found = [each for each in cells if isinstance(each, FlatCell) and each.views]
+    if len(found) < len(decoders):
+        return None
+    return found
+
+
+def viewed(arrays: Sequence[pa.Array], cells: Sequence[FlatCell]) -> list[NDArray[Any]]:
+    """Return what the cells give of arrays, with no step in Python for those that are views; see `Cell.values`."""
+    seen: set[int] = set()
+    found = []
+    for array, cell in zip(arrays, cells, strict=True):
+        length, buffer = len(array), array.buffers()[1]
+        if not length or array.null_count or not buffer.is_mutable or (address := buffer.address) in seen:
+            found.append(cell.values(array, seen))
+            continue
+        seen.add(address)
+        found.append(np.frombuffer(buffer, cell.dtype, length, array.offset * cell.dtype.itemsize))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,11 @@ class TypePolicy:
             return given
         return {}
 
+    def all_by_column(self) -> dict[str, Mapping[str, Any]]:
+        """Return what the options say by column; those that say one thing for all are left out."""
+        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {name: value for name, value in given.items() if isinstance(value, Mapping)}
+
     def strings_of(self, path: str) -> Strings:
         """Return the form of a column of strings."""
         if path in (self.decode or {}):

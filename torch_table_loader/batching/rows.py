@@ -71,20 +71,24 @@ class LateBatches:
         at_once: how many are cut at a time.
     """
 
-    __slots__ = ("_at_once", "_batch_size", "_runs")
+    __slots__ = ("_at_once", "_batch_size", "_number", "_runs")
     counts: Sequence[SampleCounts] = ()
 
     def __init__(self, runs: Sequence[Rows], batch_size: int, at_once: int) -> None:
         self._runs = runs
         self._batch_size = batch_size
         self._at_once = at_once
+        self._number = sum([-(-rows.num_rows // batch_size) for rows in runs])
 
     def __len__(self) -> int:
         """How many."""
-        return sum(-(-rows.num_rows // self._batch_size) for rows in self._runs)
+        return self._number
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield them."""
+        """Return them, each without a step in Python of its own."""
+        return chain.from_iterable(self._cuts())
+
+    def _cuts(self) -> Iterator[list[Any]]:
         size = self._batch_size
         few = self._at_once * size
         for rows in self._runs:
@@ -92,7 +96,7 @@ class LateBatches:
                 part = rows
                 if rows.num_rows > few:
                     part = rows.slice(start, min(start + few, rows.num_rows))
-                yield from part.batches(size)
+                yield part.batches(size)
 
 
 SizedBatches: TypeAlias = Batches | LateBatches
@@ -216,9 +220,6 @@ class RowsCodec(ABC, Generic[R]):
     views_at_once: int = 0
     """How many batches are cut at a time when they are taken, where cutting only makes views; 0 where it does more."""
 
-    together: Sequence[Mapping[int, np.dtype[Any]]] = ()
-    """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
-
     @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:
         """View a record batch as rows.
@@ -231,16 +232,6 @@ class RowsCodec(ABC, Generic[R]):
     def runs(self) -> KeptRuns[R] | None:
         """What windows permute instead of each row: runs of rows that belong together; None where there are none."""
         return None
-
-    @abstractmethod
-    def decode_plain(self, columns: Sequence[pa.Array]) -> R:
-        """View columns in their plain types (`arrow.datatypes.plain_type`), as a row store gathers them, as rows.
-
-        Strings may come as dictionaries of their plain type, and columns together as `together` says.
-
-        Raises:
-            TableError: a null in a column that may have none.
-        """
 
     @abstractmethod
     def concat(self, parts: Sequence[R]) -> R:
@@ -287,6 +278,23 @@ class RowsCodec(ABC, Generic[R]):
     @abstractmethod
     def unpack(self, block: Block) -> R:
         """View a block as rows."""
+
+
+class PlainCodec(RowsCodec[R]):
+    """Also takes columns as a row store gathers them."""
+
+    together: Sequence[Mapping[int, np.dtype[Any]]] = ()
+    """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
+
+    @abstractmethod
+    def decode_plain(self, columns: Sequence[pa.Array]) -> R:
+        """View columns in their plain types (`arrow.datatypes.plain_type`) as rows.
+
+        Strings may come as dictionaries of their plain type, and columns together as `together` says.
+
+        Raises:
+            TableError: a null in a column that may have none.
+        """
 
 
 def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:

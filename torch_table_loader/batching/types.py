@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -134,9 +134,10 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
         if kind is not entry.type and not columns[-1].takes_encoded and kind != entry.type:
             encoded.append(place)
     check_keys(columns, "the table")
+    named = policy.all_by_column()
     for option, usable in _USABLE.items():
-        check_names(option, policy.by_column(option), chooser.known, usable)
-    _check_unsupported(policy, chooser)
+        check_names(option, named.get(option, ()), chooser.known, usable)
+    _check_unsupported(named.get("unsupported", ()), chooser)
     refusing = [column for column in columns if column.refuses_null]
     single = [each for each in refusing if isinstance(each, FixedDecoder) and isinstance(each.cell, FlatCell)]
     coded = [column for column in columns if column.takes_encoded]
@@ -195,7 +196,7 @@ def _why_none(column: Decoder) -> str:
 
 def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
     """Refuse columns of which two would come under one key of a batch."""
-    names = Counter(shape.name for column in columns for shape in column.shapes())
+    names = Counter([shape.name for column in columns for shape in column.shapes()])
     for name, count in names.items():
         if count > 1:
             hint = "another column"
@@ -216,13 +217,14 @@ class Chooser:
     formless: set[str] = field(default_factory=set)
     """The dotted paths without a form as tensors."""
     _fills: Mapping[str, Any] = field(init=False)
+    _masks: bool = field(init=False)
     _cuts: Mapping[str, Cut] = field(init=False)
     """How columns are cut into batches, by their form."""
 
     def __post_init__(self) -> None:
         """Look up what is the same for all columns."""
         output = _OUTPUTS[self.policy.output_format]
-        self._fills = self.policy.fills
+        self._fills, self._masks = self.policy.fills, self.policy.masks
         self._cuts = {
             "fixed": _FIXED_CUTS[self.policy.output_format],
             "nested": outputs.cut_nested,
@@ -241,8 +243,8 @@ class Chooser:
                 self.known[path] = "list of Python values, where null comes as None"
                 return ArrowDecoder(name, kind, outputs.cut_values, checks_times=holds_times(kind))
             if pt.is_list(kind) or pt.is_large_list(kind) or _is_grid_of_text(kind):
-                return self._lists(name, kind, path, masked=self.policy.masks and nullable)
-        masked = self.policy.masks and nullable and not _becomes_float(kind)
+                return self._lists(name, kind, path, masked=self._masks and nullable)
+        masked = self._masks and nullable and not _becomes_float(kind)
         return FixedDecoder(name, self._cell(kind, path, masked=masked), self._cuts["fixed"], masked)
 
     def _instead(self, path: str) -> UnsupportedForm | None:
@@ -388,8 +390,8 @@ def element_dtype(path: str, element: str, *, numpy: bool) -> np.dtype[Any]:
     return dtype
 
 
-def _check_unsupported(policy: TypePolicy, chooser: Chooser) -> None:
-    for name in policy.by_column("unsupported"):
+def _check_unsupported(names: Iterable[str], chooser: Chooser) -> None:
+    for name in names:
         if name in chooser.formless or any(path.startswith(f"{name}.") for path in chooser.formless):
             continue
         if name in chooser.known:
@@ -561,7 +563,7 @@ def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
     return values
 
 
-def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str], usable_for: set[str]) -> None:
+def check_names(option: str, names: Iterable[str], known: Mapping[str, str], usable_for: set[str]) -> None:
     """Refuse names of an option that cannot be used for them.
 
     Args:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import aligned
 from torch_table_loader.batching.outputs import offsets_from
-from torch_table_loader.batching.rows import Block, Rows, RowsCodec, new_block, piece_starts, pieces_of
+from torch_table_loader.batching.rows import Block, PlainCodec, Rows, RowsCodec, new_block, piece_starts, pieces_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ class UnevenRows(Rows):
 
     __slots__ = ("_codec", "bounds", "rows")
 
-    def __init__(self, codec: UnevenCodec, rows: Rows, bounds: Ints) -> None:
+    def __init__(self, codec: WholeBatchesCodec, rows: Rows, bounds: Ints) -> None:
         self._codec = codec
         self.rows = rows
         self.bounds = bounds
@@ -67,7 +67,7 @@ class UnevenRows(Rows):
         return self.rows.cut(self.bounds[bounds].tolist())
 
 
-class UnevenCodec(RowsCodec[UnevenRows]):
+class WholeBatchesCodec(RowsCodec[UnevenRows]):
     """Joins, ships and cuts batches whose rows another codec makes."""
 
     made: ClassVar[type[UnevenRows]] = UnevenRows
@@ -77,22 +77,6 @@ class UnevenCodec(RowsCodec[UnevenRows]):
         self.null_sensitive = codec.null_sensitive
         self.functions = codec.functions
         self.views_at_once = codec.views_at_once
-        self.together = codec.together
-
-    def of_sizes(self, rows: UnevenRows, sizes: Ints) -> UnevenRows:
-        """Return rows of one batch as batches of some sizes."""
-        return self.made(self, rows.rows, offsets_from(sizes))
-
-    @override
-    def decode(self, batch: pa.RecordBatch) -> UnevenRows:
-        return self._one(self._codec.decode(batch))
-
-    @override
-    def decode_plain(self, columns: Sequence[pa.Array]) -> UnevenRows:
-        return self._one(self._codec.decode_plain(columns))
-
-    def _one(self, rows: Rows) -> UnevenRows:
-        return self.made(self, rows, np.array([0, rows.num_rows], dtype=np.int64))
 
     @override
     def concat(self, parts: Sequence[UnevenRows]) -> UnevenRows:
@@ -127,6 +111,31 @@ class UnevenCodec(RowsCodec[UnevenRows]):
         _, end = piece_starts(block.sizes[:-1])
         rows = self._codec.unpack(Block(block.data[:end], block.num_rows, block.sizes[:-1]))
         return self.made(self, rows, offsets_from(pieces_of(block)[-1].view(np.int64)))
+
+
+class UnevenCodec(WholeBatchesCodec, PlainCodec[UnevenRows]):
+    """Takes the rows of a batch, or those of several that `of_sizes` then tells apart."""
+
+    _codec: PlainCodec[Any]
+
+    def __init__(self, codec: PlainCodec[Any]) -> None:
+        super().__init__(codec)
+        self.together = codec.together
+
+    def of_sizes(self, rows: UnevenRows, sizes: Ints) -> UnevenRows:
+        """Return rows of one batch as batches of some sizes."""
+        return self.made(self, rows.rows, offsets_from(sizes))
+
+    @override
+    def decode(self, batch: pa.RecordBatch) -> UnevenRows:
+        return self._one(self._codec.decode(batch))
+
+    @override
+    def decode_plain(self, columns: Sequence[pa.Array]) -> UnevenRows:
+        return self._one(self._codec.decode_plain(columns))
+
+    def _one(self, rows: Rows) -> UnevenRows:
+        return self.made(self, rows, np.array([0, rows.num_rows], dtype=np.int64))
 
 
 def _sizes_of(parts: Sequence[UnevenRows]) -> Ints:

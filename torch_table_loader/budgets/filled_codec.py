@@ -11,8 +11,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.outputs import offsets_from
 from torch_table_loader.batching.rows import Batches
-from torch_table_loader.batching.uneven import UnevenCodec, UnevenRows
+from torch_table_loader.batching.uneven import UnevenRows, WholeBatchesCodec
 from torch_table_loader.budgets.counts import BudgetCounts
 from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.samples import ONE_BY_ONE
@@ -35,7 +36,7 @@ class FilledRows(UnevenRows):
         return Batches(super().cut(bounds), [BudgetCounts(budget, *pair, None, None) for pair in pairs])
 
 
-class FilledCodec(UnevenCodec):
+class FilledCodec(WholeBatchesCodec):
     """Decodes batches, each a row of a stream whose columns are lists of the values of its rows.
 
     Args:
@@ -59,12 +60,8 @@ class FilledCodec(UnevenCodec):
         if PADDING_COLUMN in self._schema.names:
             padding = batch.column(PADDING_COLUMN).to_numpy(zero_copy_only=False)
             columns.append(pa.array(np.repeat(padding, sizes)))
-        rows = super().decode(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        return self.of_sizes(rows, sizes)
-
-    @override
-    def decode_plain(self, columns: Sequence[pa.Array]) -> UnevenRows:
-        raise NotImplementedError("batches of a stream come as record batches")
+        rows = self._codec.decode(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        return self.made(self, rows, offsets_from(sizes))
 
 
 def _values_of(field: pa.Field) -> pa.Field:

@@ -285,10 +285,10 @@ class TurnStream(ItemStream):
 
 
 class CutStream(Protocol):
-    """A `TurnStream` of samples that are cut from concatenated rows, each as wide as its pack says."""
+    """A `TurnStream` of samples that are cut from concatenated rows, each as wide as its `TurnsOf` says."""
 
     @property
-    def tokens_of_a_round(self) -> int:
+    def width_of_a_round(self) -> int:
         """The width of all samples of a round."""
         ...
 
@@ -296,7 +296,7 @@ class CutStream(Protocol):
         """Return the round of a sample, and the width of that round before it."""
         ...
 
-    def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
+    def turn_behind(self, number: int, width: int) -> tuple[int, int]:
         """Return the sample that begins after some width of a round, and the `origin` that makes it begin there."""
         ...
 

@@ -6,13 +6,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.sound import check_names
-from torch_table_loader.contracts import SnapshotSource
+from torch_table_loader.contracts import SnapshotSource, is_far
 from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.engine.table import Table
 from torch_table_loader.errors import ConfigError, MissingFileError, TableError
@@ -21,6 +21,7 @@ from torch_table_loader.messages import first_line, warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.predicates.expressions import check_filter
+from torch_table_loader.ranges import far
 from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import changed_error, reading
@@ -83,6 +84,7 @@ def survey(
     lazy: bool = False,
     verify_checksums: bool = True,
     skip: bool = False,
+    brought_bytes: int = 0,
 ) -> Table:
     """Read what a table says of itself.
 
@@ -92,6 +94,7 @@ def survey(
         lazy: take rows from the table's metadata, and leave the footers until files are read.
         verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
         skip: leave out damaged files, or the damaged parts of files; footers are then never left for later.
+        brought_bytes: the most bytes of small far files that come with their footers, for a reader of all their bytes.
 
     Raises:
         TableError: a file is gone, torn, or does not fit the others.
@@ -99,37 +102,48 @@ def survey(
     """
     began = time.perf_counter()
     snapshot = source if isinstance(source, SnapshotSource) else None
-    inspect = Inspector(source.storage, given, cache)
+    storage, folder = source.storage, getattr(source, "folder", None)
+    if brought_bytes and folder is not None and is_far(storage):
+        storage = far().with_small_files(storage, folder, brought_bytes)
+    inspect = Inspector(storage, given, cache)
     deletes = _deletes_of(source, verify_checksums=verify_checksums)
     if lazy and snapshot is not None and not skip:
         return _estimate(snapshot, inspect, filters, deletes, split_deletes=split_deletes)
-    files = tuple(source.files)
-    files, metas, left_out = _salvage(files, inspect) if skip else (files, _inspect(files, inspect), [])
-    if not files and given is None and snapshot is None:
-        raise ConfigError(
-            "the table has no data file (only hidden, empty or ignored ones), so its columns are unknown; pass "
-            "schema= to read it as an empty table"
-        )
-    schema = _schema(source, files, metas, given) if snapshot is None else snapshot.schema
+    found = _salvage(tuple(source.files), inspect) if skip else _inspect(tuple(source.files), inspect)
+    schema = _schema(source, found, given) if snapshot is None else snapshot.schema
     unread_keys = tuple(key for key in getattr(source, "unread_keys", ()) if key not in schema.names)
     if filters is not None:
         check_filter(filters, schema, unread_keys)
-    kept = _kept(source.storage, files, metas, filters, schema)
-    layout = TableLayout.of(files, [meta.group_rows for meta in metas], [meta.group_bytes for meta in metas], kept)
+    layout = _layout(source.storage, found, filters, schema)
     layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
-    layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
     if snapshot is None:
-        identity = fingerprint(files, layout.file_rows.tolist(), settings_of(files))
+        identity = fingerprint(found.files, layout.file_rows.tolist(), settings_of(found.files))
         own = {"unread_keys": unread_keys, "filters": filters}
-        table = Table(source.storage, layout, metas, schema, identity, deletes, **own)
+        table = Table(storage, layout, found.metas, schema, identity, deletes, **own)
     else:
-        table = _snapshot_table(snapshot, layout, metas, deletes, filters)
+        table = _snapshot_table(snapshot, layout, found.metas, deletes, filters)
     _log.info(
         "read the footers of %d files in %.2f s: %d row groups, %d rows; %d files and %d row groups are pruned",
         *(len(layout), time.perf_counter() - began, len(layout.group_rows), layout.num_rows),
         *(layout.pruned_files, layout.pruned_groups),
     )
-    return _without(table, left_out)
+    return _without(table, found.left_out)
+
+
+class _Inspected(NamedTuple):
+    """Files that can be read, and what their footers say; with the damaged parts that are left out."""
+
+    files: tuple[DataFile, ...]
+    metas: tuple[FileMeta, ...]
+    left_out: Sequence[LeftOut] = ()
+
+
+def _layout(storage: Storage, found: _Inspected, filters: Any, schema: pa.Schema) -> TableLayout:
+    """Lay out what a filter may keep of the files."""
+    kept = _kept(storage, found.files, found.metas, filters, schema)
+    rows, sizes = [meta.group_rows for meta in found.metas], [meta.group_bytes for meta in found.metas]
+    layout = TableLayout.of(found.files, rows, sizes, kept)
+    return replace(layout, uri_prefix=getattr(storage, "uri_prefix", ""))
 
 
 def _deletes_of(source: Source, *, verify_checksums: bool) -> Deletes:
@@ -214,9 +228,14 @@ def _without_deleted(layout: TableLayout, deletes: Deletes, storage: Storage, *,
     return layout.without(dict(zip(deleted, counted, strict=True)), split_deletes=split_deletes)
 
 
-def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta], given: pa.Schema | None) -> pa.Schema:
-    schemas = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
-    inferred = any(infers_types(file) for file in {file.format: file for file in files}.values())
+def _schema(source: Source, found: _Inspected, given: pa.Schema | None) -> pa.Schema:
+    if not found.files and given is None:
+        raise ConfigError(
+            "the table has no data file (only hidden, empty or ignored ones), so its columns are unknown; pass "
+            "schema= to read it as an empty table"
+        )
+    schemas = [(file.name, meta.schema) for file, meta in zip(found.files, found.metas, strict=True)]
+    inferred = any(infers_types(file) for file in {file.format: file for file in found.files}.values())
     return resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
 
 
@@ -238,14 +257,12 @@ def _live(file: DataFile, group_rows: NDArray[np.int64], deletes: Deletes) -> Se
     return found
 
 
-def _inspect(files: Sequence[DataFile], inspect: Inspector) -> tuple[FileMeta, ...]:
+def _inspect(files: tuple[DataFile, ...], inspect: Inspector) -> _Inspected:
     metas = in_parallel(inspect, files, asks=inspect.storage)
-    return _sharing_schemas(files, _settled(files, metas), inspect.storage)
+    return _Inspected(files, _sharing_schemas(files, _settled(files, metas), inspect.storage))
 
 
-def _salvage(
-    files: Sequence[DataFile], inspect: Inspector
-) -> tuple[tuple[DataFile, ...], tuple[FileMeta, ...], list[LeftOut]]:
+def _salvage(files: Sequence[DataFile], inspect: Inspector) -> _Inspected:
     """Inspect files, and leave out what is damaged: of files of which something is left, the metadata."""
     found = in_parallel(lambda file: _salvage_file(file, inspect), files, asks=inspect.storage)
     left_out = [part for _, parts in found for part in parts]
@@ -255,7 +272,7 @@ def _salvage(
             f"every file of the table is damaged: {described(left_out)}; restore them, or write them again"
         )
     kept, metas = tuple(file for file, _ in sound), [meta for _, meta in sound]
-    return kept, _sharing_schemas(kept, _settled(kept, metas), inspect.storage), left_out
+    return _Inspected(kept, _sharing_schemas(kept, _settled(kept, metas), inspect.storage), left_out)
 
 
 def _salvage_file(file: DataFile, inspect: Inspector) -> tuple[FileMeta | None, Sequence[LeftOut]]:
@@ -323,12 +340,13 @@ def _without(table: Table, left_out: Sequence[LeftOut]) -> Table:
 def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], storage: Storage) -> tuple[FileMeta, ...]:
     """Return metadata in which files of equal schemas share one, so that a table of many files needs little memory."""
     distinct: list[pa.Schema] = []
-    shared: list[FileMeta] = []
+    shared: list[pa.Schema] = []
     for file, meta in zip(files, metas, strict=True):
         same = next((schema for schema in distinct[:8] if schema.equals(meta.schema, check_metadata=True)), None)
         if same is None:
             with reading(storage, file):
                 check_names(meta.schema)
-            distinct.append(meta.schema)
-        shared.append(meta if same is None else replace(meta, schema=same))
-    return tuple(shared)
+            same = meta.schema
+            distinct.append(same)
+        shared.append(same)
+    return tuple([replace(meta, schema=schema) for meta, schema in zip(metas, shared, strict=True)])

@@ -33,6 +33,7 @@ from torch_table_loader.records import ReadTask
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.ranges import KeepingStorage
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, LeftOut
 
@@ -105,6 +106,16 @@ class Table:
         if isinstance(self.metas, LazyFooters):
             return self.metas.num_bytes
         return sum(len(meta.footer) for meta in self.metas if meta.footer is not None)
+
+    @property
+    def brought_bytes(self) -> int:
+        """Bytes of files that came with their footers, and wait for the first epoch."""
+        return int(getattr(self.storage, "brought_bytes", 0))
+
+    def let_go(self) -> None:
+        """Drop those bytes: a job of several tables has one budget for what is fetched of all."""
+        if self.brought_bytes:
+            cast("KeepingStorage", self.storage).let_go()
 
     @property
     def estimated(self) -> bool:
@@ -236,12 +247,11 @@ class Table:
         Args:
             encoded: those that come as codes where files have dictionaries of them.
         """
-        types = [self.schema.field(name).type for name in columns]
-        coded = len(set(encoded))
-        guess = sum(width_of(self.schema.field(name).type) for name in columns if name not in encoded) + 8 * coded or 1
-        if not any(map(is_variable, types)):
-            return guess
+        types = {name: self.schema.field(name).type for name in columns}
         plain = [name for name in columns if name not in encoded]
+        guess = sum([width_of(types[name]) for name in plain]) + 8 * len(set(encoded)) or 1
+        if not any(map(is_variable, types.values())):
+            return guess
         return max([self._row_bytes(group, plain, columns, guess) for group in self._largest], default=guess)
 
     def _row_bytes(self, group: int, plain: Sequence[str], columns: Sequence[str], guess: int) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_table_loader.far.disk_cache import DiskCache
     from torch_table_loader.far.fetcher import Fetcher, PartsAhead
     from torch_table_loader.far.remote import RemoteRows
+    from torch_table_loader.far.small_files import SmallFiles
     from torch_table_loader.ranges import Client, FetchSettings, OpenReader, PlannedRead
     from torch_table_loader.records import DataFile, FileNeeds
     from torch_table_loader.store.far_rows import FilesOfRows
@@ -109,7 +110,10 @@ def cost_of(needs: FileNeeds) -> tuple[int, int]:
 def begin_fetching(storage: RangeStorage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher:
     """Begin to fetch what reads need."""
     from torch_table_loader.far.fetcher import Fetcher
+    from torch_table_loader.far.small_files import SmallFiles
 
+    if isinstance(storage, SmallFiles):
+        settings = storage.handed_to(settings)
     return Fetcher(storage, plan, settings)
 
 
@@ -125,6 +129,13 @@ def reading_parts(storage: RangeStorage, settings: FetchSettings) -> AbstractCon
     from torch_table_loader.far import fetcher
 
     return fetcher.reading_parts(storage, settings)
+
+
+def with_small_files(storage: RangeStorage, folder: str, most_bytes: int) -> SmallFiles:
+    """Return a storage whose small files come whole with their ends."""
+    from torch_table_loader.far.small_files import SmallFiles
+
+    return SmallFiles(storage, folder, most_bytes)
 
 
 def open_at_end(storage: RangeStorage, file: DataFile, least: int) -> AbstractContextManager[pa.NativeFile]:

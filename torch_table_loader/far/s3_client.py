@@ -7,6 +7,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
 from xml.etree import ElementTree as ET
 
-import urllib3
 from obstore.store import S3Store
 from typing_extensions import override
 
@@ -40,6 +40,7 @@ from torch_table_loader.source.listing_bounds import ListingBounds
 from torch_table_loader.source.retrying import patience
 
 if TYPE_CHECKING:
+    import urllib3
     from obstore.store import S3Config
 
     from torch_table_loader.far.object_store import Bucket
@@ -63,6 +64,7 @@ class S3Client(ObjectStoreClient):
         self._network = client_config(options, http=plain)
         self._login = aws_login(options)
         self._addresses: dict[str, _Address] = {}
+        self._finding = threading.Lock()
         self._pools: dict[str, urllib3.PoolManager] = {}
 
     @override
@@ -134,6 +136,8 @@ class S3Client(ObjectStoreClient):
 
         `whole` is whether all of the answer is read.
         """
+        import urllib3  # takes as long as a request: obstore sends its own meanwhile
+
         parts = urlsplit(url)
         pool = self._pools.get(parts.netloc)
         if pool is None:
@@ -172,10 +176,11 @@ class S3Client(ObjectStoreClient):
 
     def _address(self, bucket: str) -> _Address:
         """Return where requests about a bucket go; on AWS without a region, its own is looked up."""
-        address = self._addresses.get(bucket)
-        if address is None:
-            address = self._addresses.setdefault(bucket, self._find(bucket))
-        return address
+        with self._finding:  # several threads ask about a new bucket at once
+            address = self._addresses.get(bucket)
+            if address is None:
+                address = self._addresses[bucket] = self._find(bucket)
+            return address
 
     def _find(self, bucket: str) -> _Address:
         options = self._options
@@ -201,9 +206,11 @@ class S3Client(ObjectStoreClient):
 
     def _region(self, bucket: str) -> str | None:
         """Return the region of a bucket, which AWS tells without authentication, also in a refusal."""
+        from urllib3.exceptions import HTTPError
+
         try:
             answer = self._send("HEAD", f"https://s3.amazonaws.com/{bucket}")
-        except (OSError, urllib3.exceptions.HTTPError):  # the request itself will report it
+        except (OSError, HTTPError):  # the request itself will report it
             return None
         return answer.headers.get("x-amz-bucket-region")
 
@@ -223,6 +230,8 @@ class _Address(NamedTuple):
 
 
 def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
+    import urllib3
+
     login = urlsplit(proxy)
     headers = None
     if login.username is not None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from torch_table_loader.engine.jobs.modes import items_job
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.mixtures.mixed_rows import MixtureOfRows
 from torch_table_loader.mixtures.mixture import NaturalShares, natural_shares
-from torch_table_loader.planning.rows_of import SourceTaken
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +24,20 @@ if TYPE_CHECKING:
     from torch_table_loader.schedules import Schedule
 
     Ints: TypeAlias = NDArray[np.int64]
+
+
+class SourceTaken(NamedTuple):
+    """What all ranks together have taken of a source of a mixture in an epoch.
+
+    Args:
+        rows: of a source that is not packed.
+        tokens: of one that is; with the padding of its sequences, unless documents are cut anywhere.
+        epochs: how often the source has come.
+    """
+
+    rows: int | None
+    tokens: int | None
+    epochs: float
 
 
 class Mixture(Protocol):

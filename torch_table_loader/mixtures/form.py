@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.resolve import with_padding
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.mixtures.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
 from torch_table_loader.mixtures.stop import Stop, as_stop
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.items import TableItems
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
 
 FORM_OPTIONS = tuple(name for name, about in ABOUT.items() if about.form)
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
@@ -101,6 +104,17 @@ def same(one: Any, two: Any) -> bool:
 def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
     """Return where a source has each column of the mixture but `source`."""
     return tuple(own.get_field_index(name) for name in columns.names if name != SOURCE_COLUMN)
+
+
+def checked_columns(sources: Mapping[str, Job | TableItems], options: LoaderOptions, topology: Topology) -> pa.Schema:
+    """Return the columns that come out of a mixture; refuse those that its batches cannot have.
+
+    Raises:
+        ConfigError: see `common_columns`; or the output cannot hold a column.
+    """
+    columns = common_columns(sources, options)
+    make_codec(with_padding(columns, topology), TypePolicy.of(options))
+    return columns
 
 
 def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None:

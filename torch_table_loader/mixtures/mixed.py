@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.live_rows import LiveRows
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
+    from torch_table_loader.mixtures.asking import SourceTaken
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.rows_of import SourceTaken
 
 
 _OF_SOURCES = frozenset(name for name, about in ABOUT.items() if about.mixture == "sources")
@@ -289,7 +289,7 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, Job]:
             raise ConfigError(f"source {name!r} must be a dataset of one table, got {type(source).__name__}")
         if job.options.collate_fn is not None:
             raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
-        if job.options.on_growth is not None:
+        if job.options.continues:
             raise ConfigError(
                 f"source {name!r} has on_growth, but a mixture always reads the tables of its state; leave it out"
             )

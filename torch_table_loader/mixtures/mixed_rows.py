@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 import numpy as np
 from typing_extensions import override
 
-from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.exclusion_record import written_exclusions
 from torch_table_loader.engine.items import ItemFacts, Items, TableItems
 from torch_table_loader.engine.jobs.bound import of_source
 from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
-from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.jobs.resolve import topology_of
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.mixtures.form import (
+    checked_columns,
     checked_weights,
     common_columns,
     resolve_block,
@@ -280,18 +279,15 @@ def open_mixed_rows(
     block = resolve_block(given, unit, block, options.samples)
     own = {name: job.items.sources[""].apart() for name, job in jobs.items()}
     fork_safe = all(job.fork_safe for job in jobs.values())
-    columns = common_columns(own, options)
     topology = topology_of(options, ranks.num_ranks)
-    make_codec(with_padding(columns, topology), TypePolicy.of(options))
+    columns = checked_columns(own, options, topology)
     for name, each in own.items():
         if each.rows.store.in_memory and not crosses_by_fork(options, fork_safe=fork_safe):
             raise ConfigError(
                 f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
                 'share; pass it a directory as row_store=, or pass worker_type="thread" to the mixture'
             )
-    mixed = MixedSources(
-        by_name=own, given=given, stop=stop, asked=AskedWeights(newest=given), unused=("shuffle", "shuffle_seed")
-    )
+    mixed = MixedSources.of(own, given, stop, unused=("shuffle", "shuffle_seed"))
     row_bytes = max(each.row_bytes for each in own.values())
     items = MixedRows(options=options, columns=columns, row_bytes=row_bytes, mixed=mixed, block=block)
     return ItemsJob.of(items, options, ranks.rank, topology, fork_safe=fork_safe)

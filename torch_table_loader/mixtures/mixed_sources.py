@@ -46,6 +46,11 @@ class MixedSources(Generic[S]):
     unused: tuple[str, ...]
     later: Schedule | None = None
 
+    @classmethod
+    def of(cls, sources: Mapping[str, S], given: Weights, stop: Stop, unused: tuple[str, ...]) -> Self:
+        """Return sources of a loader that is made with some weights, which nobody has changed yet."""
+        return cls(by_name=sources, given=given, stop=stop, asked=AskedWeights(newest=given), unused=unused)
+
     @cached_property
     def bounds(self) -> Mapping[str, Bound]:
         """The tables and options that a state is bound to, by name of their source."""

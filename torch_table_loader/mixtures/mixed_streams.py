@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import numpy as np
 from typing_extensions import override
 
-from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cached import cached_property
 from torch_table_loader.contracts import is_far
@@ -17,11 +16,12 @@ from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.explained import explained_by_places
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.placed import batches_at
-from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.jobs.resolve import topology_of
 from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.mixtures.form import (
+    checked_columns,
     common_columns,
     places_of,
     share_notes,
@@ -108,10 +108,10 @@ class MixedStreams(Job):
         for name, source in sources.items():
             _refuse_unfit(name, source)
         fetching = _common_fetching(sources)
+        for source in sources.values():
+            source.table.let_go()
         given = stream_weights(weights, sources, unit, block, options.samples)
-        columns = common_columns(sources, options)
         topology = _shape_of(sources, topology_of(options, ranks.num_ranks))
-        make_codec(with_padding(columns, topology), TypePolicy.of(options))
         return cls(
             options=options,
             rank=ranks.rank,
@@ -119,14 +119,8 @@ class MixedStreams(Job):
             schedules=options.schedules,
             row_bytes=max(_item_bytes(source) for source in sources.values()),
             fork_safe=all(source.fork_safe for source in sources.values()),
-            mixed=MixedSources(
-                by_name=dict(sources),
-                given=given,
-                stop=stop,
-                asked=AskedWeights(newest=given),
-                unused=("shuffle_seed",),
-            ),
-            columns=columns,
+            columns=checked_columns(sources, options, topology),
+            mixed=MixedSources.of(dict(sources), given, stop, unused=("shuffle_seed",)),
             fetching=fetching,
         )
 

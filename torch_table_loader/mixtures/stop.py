@@ -82,20 +82,20 @@ class Stop:
             return total
         return min(total, self.samples)
 
-    def in_samples(self, seq_len: int, done: Done = Done()) -> Stop:  # noqa: B008 it is frozen
+    def in_samples(self, width: int, done: Done = Done()) -> Stop:  # noqa: B008 it is frozen
         """Return the same with `tokens` counted as `samples`: what is done, and the sequences that fit after it.
 
         Args:
-            seq_len: tokens of each of these sequences.
+            width: tokens of each of these sequences.
 
         Raises:
             ConfigError: no sequence fits, and none came before.
         """
         if self.tokens is None:
             return self
-        if not done.samples and self.tokens < seq_len:
-            raise ConfigError(f"tokens of Stop must be at least those of one sequence, {seq_len}, got {self.tokens}")
-        fit = done.samples + max(0, self.tokens - done.tokens) // seq_len
+        if not done.samples and self.tokens < width:
+            raise ConfigError(f"tokens of Stop must be at least those of one sequence, {width}, got {self.tokens}")
+        fit = done.samples + max(0, self.tokens - done.tokens) // width
         if self.samples is not None:
             fit = min(fit, self.samples)
         return replace(self, tokens=None, samples=fit)

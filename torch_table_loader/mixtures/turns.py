@@ -105,7 +105,7 @@ class MixedTurns:
         found = {}
         for name, own in self.of(position).items():
             stream = self._cut(own)
-            whole = stream.tokens_of_a_round
+            whole = stream.width_of_a_round
             number, tokens = stream.came_before(before[name]) if whole else (0, 0)
             found[name] = number * whole + tokens, whole
         return found

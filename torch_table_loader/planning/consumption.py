@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +14,8 @@ from torch_table_loader.planning.windows import Window, stretches
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.lanes import RankPlan, Section
+    from torch_table_loader.planning.lanes import Section
     from torch_table_loader.planning.splits import SegmentTable
-
-
-PlacedPlan = tuple["RankPlan", "SegmentTable", "NDArray[np.int64]"]
-"""A rank's plan, the segments and the bases of its splits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +86,6 @@ class Consumption:
         left = Runs(runs.split[piece], low - base, high - base)
         return left.take(np.flatnonzero(left.stop > left.start))
 
-    def after(self, plans: Iterable[PlacedPlan], steps: int) -> Consumption:
-        """Return this consumption plus what every rank of a topology consumed in some steps, or until it ended."""
-        return self.with_delivered((*_delivered(plan, segments, steps), bases) for plan, segments, bases in plans)
-
     def with_delivered(self, parts: Iterable[tuple[Runs, Sequence[OpenWindow], NDArray[np.int64]]]) -> Consumption:
         """Return this consumption plus rows that were delivered, and windows that are open now.
 
@@ -132,17 +124,13 @@ def delivered_of(section: Section, segments: SegmentTable) -> tuple[Runs, list[O
     return section.runs.slice(0, end), opened
 
 
-def _delivered(plan: RankPlan, segments: SegmentTable, steps: int) -> tuple[Runs, list[OpenWindow]]:
-    """Return the same of all sections of a rank."""
-    taken: list[Runs] = []
-    opened: list[OpenWindow] = []
-    for body, tails in plan.delivered(steps):
-        taken.append(tails)
-        if body is not None:
-            runs, open_now = delivered_of(body, segments)
-            taken.append(runs)
-            opened += open_now
-    return Runs.concat(taken), opened
+def delivered_of_lane(
+    lane: Section, segments: SegmentTable, taken: int, body: int
+) -> tuple[Runs, Sequence[OpenWindow]]:
+    """Return the same of a lane, given as a section of all its rows; for `taken` and `body` see `TakenLanes`."""
+    section = replace(lane, runs=lane.runs.slice(0, body), skip=min(taken, body))
+    rows, opened = delivered_of(section, segments)
+    return Runs.concat([rows, lane.runs.slice(body, taken)]), opened
 
 
 def _merged(

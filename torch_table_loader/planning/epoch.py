@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torch_table_loader.cached import cached_property
-from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.planning.consumption import Consumption, OpenWindow, delivered_of_lane
 from torch_table_loader.planning.file_batches import full_batches, in_rows, in_units, num_batches, shared_in_units
-from torch_table_loader.planning.interleaving import interleaved
+from torch_table_loader.planning.interleaving import interleaved, interleaved_until
 from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.lanes import RankPlan, longest_first
+from torch_table_loader.planning.lanes import RankPlan, Section, TakenLanes, lane_name, longest_first_of_hands
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Topology, quotas, rank_rows, rank_runs, sliced_rows
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.ranks import Topology, quotas, rank_rows, runs_of_ranks, sliced_rows
+from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.planning.splits import SegmentTable
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class CutEpoch:
         """int64[R] rows of every rank; an upper bound if live rows are unknown."""
         if not self.by_file:
             return self._shares
-        return np.array([self._own(rank).num_rows for rank in range(self.topology.num_ranks)], dtype=np.int64)
+        ranks = self.topology.num_ranks
+        rows: NDArray[np.int64] = self._lanes(np.arange(ranks)).rows.reshape(ranks, -1).sum(axis=1)
+        return rows
 
     @cached_property
     def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -92,27 +94,28 @@ class CutEpoch:
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
-        topology, mixing = self.topology, self.topology.mixing
+        topology = self.topology
         padding, steps = self.quotas
-        own = self._own(rank)
-        windows = topology.windows_of(own.num_rows)
-        lanes: tuple[Runs, ...] = (own,)
-        if topology.lanes > 1:
-            lanes = own.dealt(longest_first(self._weights(own), topology.lanes), topology.lanes)
-        if mixing is not None and windows is not None:
-            lanes = tuple(self._mixed(lane, mixing.splits, windows) for lane in lanes)
+        dealt = self._lanes(np.array([rank]))
+        windows = topology.windows_of(dealt.runs.num_rows)
+        lanes = tuple(dealt)
+        if topology.mixing is not None and windows is not None:
+            lanes = tuple(self._mixed(lane, topology.mixing.splits, windows) for lane in dealt)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
             repeated,
             topology.batch_size,
             int(steps[rank]),
-            f"rank {rank} in stage {self.stage}",
+            self._name(rank),
             counted=self.counted,
             by_file=self.by_file,
             windows=windows,
-            deals=mixing is not None,
+            deals=topology.mixing is not None,
         )
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} in stage {self.stage}"
 
     def _mixed(self, lane: Runs, splits: int, windows: WindowSizes) -> Runs:
         """Return what a lane reads: units of open windows, then splits side by side."""
@@ -124,13 +127,46 @@ class CutEpoch:
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
-        segments, bases = self.segments, self.segments.bases
-        ranks = np.flatnonzero(self._shares).tolist()  # others repeat rows at most
-        placed = ((self.plan(rank), segments, bases) for rank in ranks)
-        return self.consumed.after(placed, steps)
+        ranks = np.flatnonzero(self._shares)  # others repeat rows at most
+        if not len(ranks):
+            return self.consumed
+        _, most = self.quotas
+        size = self.topology.batch_size
+        taken = TakenLanes.after(self._lanes(ranks), most[ranks], steps, size, by_file=self.by_file)
+        if self.topology.shuffle_buffer_size is None:
+            return self.consumed.with_delivered([(taken.runs, (), self.segments.bases)])
+        opened, runs = list[OpenWindow](), [Runs.of([])]
+        for rows, windows in self._delivered_in_windows(ranks.tolist(), taken):
+            runs.append(rows)
+            opened += windows
+        return self.consumed.with_delivered([(Runs.concat(runs), opened, self.segments.bases)])
 
-    def _own(self, rank: int) -> Runs:
-        return self._in_rows(rank_runs(self._shared, self._sliced, self._shares, rank))
+    def _delivered_in_windows(self, ranks: list[int], taken: TakenLanes) -> Iterator[tuple[Runs, Sequence[OpenWindow]]]:
+        """Yield the rows that each lane has delivered or that are in an open window, and this window."""
+        topology, mixing, dealt, lanes = self.topology, self.topology.mixing, 0, taken.lanes
+        rows_of_ranks = lanes.rows.reshape(len(ranks), -1).sum(axis=1)
+        rows_of_lanes = np.repeat(rows_of_ranks, topology.lanes).tolist()  # of the ranks that they are of
+        sizes = [each for each in map(topology.windows_of, rows_of_lanes) if each is not None]
+        if mixing is not None:
+            dealt = topology.batch_size
+            is_unit = lanes.runs.split >= len(self._live)
+            units, plain = lanes.some(is_unit), lanes.some(~is_unit)
+            lanes = units.followed_by(interleaved_until(plain, mixing.splits, sizes, taken.taken - units.rows))
+        each = zip(lanes, sizes, taken.taken.tolist(), taken.bodies.tolist(), strict=True)
+        for number, (lane, windows, rows, body) in enumerate(each):
+            rank, at = divmod(number, topology.lanes)
+            name = lane_name(at, self._name(ranks[rank]))
+            section = Section(name, lane, body, 0, self.by_file, windows, dealt)
+            yield delivered_of_lane(section, self.segments, rows, body)
+
+    def _lanes(self, ranks: NDArray[np.int64]) -> Hands:
+        """Return what the lanes of some ranks read, rank by rank, before they mix it."""
+        shared = runs_of_ranks(self._shared, self._sliced, self._shares, ranks)
+        own = Hands(self._in_rows(shared.runs), shared.borders)
+        lanes = self.topology.lanes
+        if lanes == 1:
+            return own
+        return own.dealt(longest_first_of_hands(self._weights(own.runs), own.borders, lanes), lanes)
 
     def _in_rows(self, shared: Runs) -> Runs:
         if self.by_file:
@@ -201,7 +237,13 @@ class DealtEpoch:
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage."""
-        return self.consumed.after(zip(self.plans, self.tables, self._bases, strict=True), steps)
+        parts = []
+        for plan, segments, bases in zip(self.plans, self.tables, self._bases, strict=True):
+            taken = TakenLanes.of_plan(plan, steps)
+            each = zip(taken.taken.tolist(), taken.bodies.tolist(), strict=True)
+            for lane, (rows, body) in enumerate(each):
+                parts.append((*delivered_of_lane(plan.whole(lane, 0), segments, rows, body), bases))
+        return self.consumed.with_delivered(parts)
 
     @cached_property
     def _bases(self) -> list[NDArray[np.int64]]:

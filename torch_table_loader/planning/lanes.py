@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from torch_table_loader.planning.file_batches import batch_ends, first_row, num_batches
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import Hands, Runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +44,45 @@ def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
     taken = [heapq.heapreplace(loads, loads[0] + weight * lanes) for weight in weights[rest].tolist()]
     lane_of[rest] = [load % lanes for load in taken]
     return lane_of
+
+
+def longest_first_of_hands(weights: NDArray[np.int64], borders: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
+    """Do the same for each of some hands: return int64[N], the lane of each piece; for `borders` see `Hands`."""
+    return np.concatenate([weights[:0], *(longest_first(each, lanes) for each in np.split(weights, borders[1:-1]))])
+
+
+def in_turn(batches: Sequence[int], steps: int) -> list[int]:
+    """Return how many batches each lane has delivered after some steps, tails included.
+
+    Lanes take turns while they have batches of their own; then each delivers tails.
+
+    Args:
+        batches: each lane's own.
+
+    >>> in_turn([3, 1], 3), in_turn([3, 1], 5)
+    ([2, 1], [4, 1])
+    """
+    turns, remaining = 0, steps
+    for most in sorted(set(batches)):
+        running = sum(count >= most for count in batches)
+        rounds = min(most - turns, remaining // running)
+        turns += rounds
+        remaining -= rounds * running
+        if turns < most:
+            break
+    taken = [min(count, turns) for count in batches]
+    for lane, count in enumerate(batches):
+        if remaining and count > turns:
+            taken[lane] += 1
+            remaining -= 1
+    for lane in range(len(batches)):
+        taken[lane] += len(range(lane, remaining, len(batches)))
+    return taken
+
+
+def lane_name(lane: int, rank: str) -> str:
+    """Name the section of a lane's full batches."""
+    return f"lane {lane} of {rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,26 +218,7 @@ class RankPlan:
 
     def batches_before(self, step: int) -> list[int]:
         """Count the batches that each lane has delivered after `step` steps of the rank."""
-        return self._batches_before(min(step, self.steps))
-
-    def _batches_before(self, remaining: int) -> list[int]:
-        body = self.body_batches
-        turns = 0
-        for batches in sorted(set(body)):
-            running = sum(count >= batches for count in body)
-            rounds = min(batches - turns, remaining // running)
-            turns += rounds
-            remaining -= rounds * running
-            if turns < batches:
-                break
-        taken = [min(count, turns) for count in body]
-        for lane, count in enumerate(body):
-            if remaining and count > turns:
-                taken[lane] += 1
-                remaining -= 1
-        for lane in range(len(body)):
-            taken[lane] += len(range(lane, remaining, len(body)))
-        return taken
+        return in_turn(self.body_batches, min(step, self.steps))
 
     def sections(self, lane: int, start: int = 0) -> list[Section]:
         """Return the sections that a lane reads after `start` batches of it, each of whole batches.
@@ -253,8 +273,8 @@ class RankPlan:
         return self._section(self.lane_name(lane), rows, self._first_row(lane, start), rows.num_rows)
 
     def lane_name(self, lane: int) -> str:
-        """Name the section of a lane's full batches."""
-        return f"lane {lane} of {self.name}"
+        """Name the section of the full batches of a lane."""
+        return lane_name(lane, self.name)
 
     def tail_name(self, tail: int) -> str:
         """Name the section of a tail batch."""
@@ -271,7 +291,7 @@ class RankPlan:
         stop = self._first_row(lane, batches)
         planned = batches
         if self.planned_steps is not None and self.windows is not None:
-            planned = min(self._batches_before(self.planned_steps)[lane], self.body_batches[lane])
+            planned = min(in_turn(self.body_batches, self.planned_steps)[lane], self.body_batches[lane])
         end, skip, name = self._first_row(lane, planned), self._first_row(lane, start), self.lane_name(lane)
         rows = self.lanes[lane].slice(0, end)
         section = self._section(name, rows, skip, rows.num_rows)
@@ -300,3 +320,53 @@ class RankPlan:
     def _tail_stream(self) -> tuple[Runs, Runs]:
         tails = self.tails()
         return tails, Runs.concat([tails, self.padding])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakenLanes:
+    """What the lanes of several ranks have delivered after some steps: of each lane, its first rows.
+
+    Args:
+        lanes: of each rank, one rank after the other.
+        taken: int64[H] the rows that were delivered, by whichever lane.
+        bodies: int64[H] the rows of full batches that are delivered in all; shuffle windows end with them.
+    """
+
+    lanes: Hands
+    taken: NDArray[np.int64]
+    bodies: NDArray[np.int64]
+
+    @classmethod
+    def after(cls, lanes: Hands, steps: NDArray[np.int64], taken: int, batch_size: int, *, by_file: bool) -> TakenLanes:
+        """Return what ranks took in the first steps, if each has so many (int64[R]); for `by_file` see `RankPlan`."""
+        rows = lanes.rows.reshape(len(steps), -1)
+        own = rows // batch_size
+        if by_file:
+            own = np.array([num_batches(lane, batch_size) for lane in lanes], dtype=np.int64).reshape(rows.shape)
+        early = np.minimum(steps, taken)
+        done, most = (
+            np.array([in_turn(*each) for each in zip(own.tolist(), some.tolist(), strict=True)], dtype=np.int64)
+            for some in (early, steps)
+        )
+        done, most = np.minimum(done, own).reshape(-1), np.minimum(most, own).reshape(-1)
+        if by_file:
+            own_rows = (
+                np.array([first_row(lane, batch_size, batches) for lane, batches in zip(lanes, some, strict=True)])
+                for some in (done.tolist(), most.tolist())
+            )
+            return cls(lanes, *own_rows)
+        tails = rows - own * batch_size  # these follow in the order of the lanes
+        of_tails = np.maximum(early - own.sum(axis=1), 0)[:, None] * batch_size - np.cumsum(tails, axis=1) + tails
+        return cls(lanes, done * batch_size + np.clip(of_tails, 0, tails).reshape(-1), most * batch_size)
+
+    @classmethod
+    def of_plan(cls, plan: RankPlan, taken: int) -> TakenLanes:
+        """Return the same of the lanes of one plan."""
+        lanes, steps = Hands.of(plan.lanes), np.array([plan.steps])
+        return cls.after(lanes, steps, taken, plan.batch_size, by_file=plan.by_file)
+
+    @property
+    def runs(self) -> Runs:
+        """The rows that were delivered, where they come as the lanes have them."""
+        every = np.arange(len(self.lanes))
+        return self.lanes.parts(every, np.zeros_like(every), self.taken).runs

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.planning.window_sizes import WindowSizes
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64
     return sliced
 
 
-def rank_runs(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64], rank: int) -> Runs:
-    """Return the pieces of one rank: every R-th, and those that move to it from other ranks.
+def runs_of_ranks(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64], ranks: NDArray[np.int64]) -> Hands:
+    """Return the pieces of some ranks (int64[K]): every R-th, and those that move to them from other ranks.
 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has its own.
 
@@ -165,22 +166,26 @@ def rank_runs(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64],
         before: int64[R] the rows of every R-th piece, of each rank; see `sliced_rows`.
         target: int64[R] the rows that each rank gets; see `rank_rows`.
     """
-    ranks = len(target)
-    own = order.every(rank, ranks)
-    moved = int(target[rank] - before[rank])
-    if moved <= 0:
-        return own.slice(0, own.num_rows + moved)
+    if (before[ranks] == target[ranks]).all():
+        return Hands.every(order, ranks, len(target))
     given = np.concatenate(([0], np.cumsum(np.maximum(before - target, 0))))
     taken = np.concatenate(([0], np.cumsum(np.maximum(target - before, 0))))
-    parts = [own]
-    donor = int(np.searchsorted(given, taken[rank], side="right")) - 1
-    while donor < ranks and given[donor] < taken[rank + 1]:
-        low = int(max(taken[rank], given[donor]) - given[donor])
-        high = int(min(taken[rank + 1], given[donor + 1]) - given[donor])
-        surplus = order.every(donor, ranks).slice(int(target[donor]), int(before[donor]))
-        parts.append(surplus.slice(low, high))
-        donor += 1
-    return Runs.concat(parts)
+    first = np.searchsorted(given, taken[ranks], side="right") - 1
+    last = np.searchsorted(given, taken[ranks + 1], side="left")
+    donors = np.where(taken[ranks + 1] > taken[ranks], last - first, 0)
+    ends = np.cumsum(donors)
+    to = np.repeat(np.arange(len(ranks)), donors)
+    donor = np.arange(len(to)) + np.repeat(first - ends + donors, donors)
+    low = np.maximum(taken[ranks[to]], given[donor]) - given[donor] + target[donor]
+    high = np.minimum(taken[ranks[to] + 1], given[donor + 1]) - given[donor] + target[donor]
+    # the own pieces of a rank come before those that it gets
+    by_rank = np.argsort(np.concatenate((np.arange(len(ranks)), to)), kind="stable")
+    whose = np.concatenate((ranks, donor))[by_rank]
+    start = np.concatenate((np.zeros_like(ranks), low))[by_rank]
+    stop = np.concatenate((np.minimum(before, target)[ranks], high))[by_rank]
+    read = distinct(whose)
+    parts = Hands.every(order, read, len(target)).parts(np.searchsorted(read, whose), start, stop)
+    return Hands(parts.runs, parts.borders[np.concatenate(([0], ends + np.arange(1, len(ranks) + 1)))])
 
 
 def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

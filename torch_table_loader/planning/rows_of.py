@@ -46,20 +46,6 @@ class SourceRow(NamedTuple):
     row_id: int
 
 
-class SourceTaken(NamedTuple):
-    """What all ranks together have taken of a source of a mixture in an epoch.
-
-    Args:
-        rows: of a source that is not packed.
-        tokens: of one that is; with the padding of its sequences, unless documents are cut anywhere.
-        epochs: how often the source has come.
-    """
-
-    rows: int | None
-    tokens: int | None
-    epochs: float
-
-
 def spans_of_batch(
     plan: RankPlan,
     segments: SegmentTable,

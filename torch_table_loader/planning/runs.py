@@ -151,27 +151,6 @@ class Runs:
         """Return some of the pieces (int64[M] positions), whole."""
         return Runs(self.split[index], self.start[index], self.stop[index])
 
-    def every(self, first: int, step: int) -> Runs:
-        """Return each `step`-th piece from one on, whole.
-
-        >>> list(Runs.of([(7, 0, 1), (3, 0, 2), (5, 0, 3)]).every(0, 2))
-        [(7, 0, 1), (5, 0, 3)]
-        """
-        return Runs(*(np.ascontiguousarray(each[first::step]) for each in (self.split, self.start, self.stop)))
-
-    def dealt(self, hand_of: NDArray[np.int64], hands: int) -> tuple[Runs, ...]:
-        """Return the pieces of each of some hands.
-
-        Args:
-            hand_of: int64[N] the hand of each piece.
-
-        >>> [list(hand) for hand in Runs.of([(7, 0, 10), (3, 5, 9)]).dealt(np.array([1, 1]), 2)]
-        [[], [(7, 0, 10), (3, 5, 9)]]
-        """
-        if hands == 1:
-            return (self,)
-        return tuple(self.take(np.flatnonzero(hand_of == hand)) for hand in range(hands))
-
     def __len__(self) -> int:
         """Count the pieces."""
         return len(self.split)
@@ -179,3 +158,129 @@ class Runs:
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
         """Yield each piece as ``(split, start, stop)``."""
         return zip(self.split.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hands:
+    """The runs of H hands, one hand after the other, so that one call serves them all.
+
+    Args:
+        runs: N pieces.
+        borders: int64[H+1]; hand h has the pieces ``borders[h]:borders[h + 1]``.
+    """
+
+    runs: Runs
+    borders: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, hands: Sequence[Runs]) -> Hands:
+        """Join the runs of hands."""
+        return cls(Runs.concat(hands), _borders(np.array([len(hand) for hand in hands], dtype=np.int64)))
+
+    @classmethod
+    def every(cls, runs: Runs, first: NDArray[np.int64], step: int) -> Hands:
+        """Deal each `step`-th piece, from some first ones on (int64[H]), which are less than `step`.
+
+        >>> [list(hand) for hand in Hands.every(Runs.of([(7, 0, 1), (3, 0, 2), (5, 0, 3)]), np.array([1, 0]), 2)]
+        [[(3, 0, 2)], [(7, 0, 1), (5, 0, 3)]]
+        """
+        borders = _borders(np.maximum(-((first - len(runs)) // step), 0))
+        place = np.arange(borders[-1], dtype=np.int64)
+        place *= step
+        place += np.repeat(first - borders[:-1] * step, np.diff(borders))
+        return cls(runs.take(place), borders)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """int64[H]: the rows of each hand."""
+        return np.diff(self._before)
+
+    def parts(self, hand: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]) -> Hands:
+        """Return M hands: rows [start, stop) of hands, counted in each; all three are int64[M].
+
+        >>> hands = Hands.every(Runs.of([(7, 0, 10), (3, 5, 9)]), np.array([0]), 1)
+        >>> [list(part) for part in hands.parts(*np.array([[0, 0], [8, 3], [12, 3]]))]
+        [[(7, 8, 10), (3, 5, 7)], []]
+        """
+        runs, ends, before = self.runs, self.runs.ends, self._before[hand]
+        start, stop = before + start, before + stop
+        first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop, side="left")
+        some = stop > start
+        borders = _borders(np.where(some, last - first + 1, 0))
+        pieces = np.arange(borders[-1], dtype=np.int64)
+        pieces += np.repeat(first - borders[:-1], np.diff(borders))
+        part = runs.take(pieces)
+        first, last = first[some], last[some]
+        part.stop[borders[1:][some] - 1] -= ends[last] - stop[some]
+        part.start[borders[:-1][some]] = runs.stop[first] - (ends[first] - start[some])
+        return Hands(part, borders)
+
+    def some(self, which: NDArray[np.bool_]) -> Hands:
+        """Return some of the pieces (bool[N]) of each hand.
+
+        >>> hands = Hands.of([Runs.of([(7, 0, 10), (3, 5, 9)]), Runs.of([(1, 0, 2)])])
+        >>> [list(hand) for hand in hands.some(np.array([False, True, False]))]
+        [[(3, 5, 9)], []]
+        """
+        if which.all():
+            return self
+        return Hands(self.runs.take(np.flatnonzero(which)), _borders(which)[self.borders])
+
+    def dealt(self, lane_of: NDArray[np.int64], lanes: int) -> Hands:
+        """Deal each hand on, to so many others, which come after each other.
+
+        Args:
+            lane_of: int64[N] which of these gets a piece.
+
+        >>> hands = Hands.every(Runs.of([(7, 0, 10), (3, 5, 9)]), np.array([0]), 1)
+        >>> [list(lane) for lane in hands.dealt(np.array([1, 1]), 2)]
+        [[], [(7, 0, 10), (3, 5, 9)]]
+        """
+        number = np.repeat(np.arange(len(self)) * lanes, np.diff(self.borders)) + lane_of
+        count = len(self) * lanes
+        return Hands(self.runs.take(by_number(number, count)), _borders(np.bincount(number, minlength=count)))
+
+    def followed_by(self, others: Hands) -> Hands:
+        """Append to each hand the pieces of one of as many others.
+
+        >>> hands = Hands.of([Runs.of([(7, 0, 10)]), Runs.of([(1, 0, 2)])])
+        >>> [list(hand) for hand in hands.followed_by(hands)]
+        [[(7, 0, 10), (7, 0, 10)], [(1, 0, 2), (1, 0, 2)]]
+        """
+        if not len(self.runs):
+            return others
+        number = np.concatenate([np.repeat(np.arange(len(self)), np.diff(each.borders)) for each in (self, others)])
+        joined = Runs.concat([self.runs, others.runs])
+        return Hands(joined.take(by_number(number, len(self))), self.borders + others.borders)
+
+    def __len__(self) -> int:
+        """Count the hands."""
+        return len(self.borders) - 1
+
+    def __getitem__(self, hand: int) -> Runs:
+        """Return the runs of one hand."""
+        part = slice(self.borders[hand], self.borders[hand + 1])
+        return Runs(self.runs.split[part], self.runs.start[part], self.runs.stop[part])
+
+    def __iter__(self) -> Iterator[Runs]:
+        """Yield the runs of each hand."""
+        return map(self.__getitem__, range(len(self)))
+
+    @property
+    def _before(self) -> NDArray[np.int64]:
+        """int64[H+1]: the rows before each hand, and those of all."""
+        return np.concatenate(([0], self.runs.ends))[self.borders]
+
+
+def by_number(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return places in the order of their numbers, which are below `count`; those of one number stay in order.
+
+    >>> by_number(np.array([1, 0, 1, 0]), 2).tolist()
+    [1, 3, 0, 2]
+    """
+    return np.argsort(numbers.astype(np.min_scalar_type(count)), kind="stable")  # numbers of 16 bits are not compared
+
+
+def _borders(counts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return where stretches of so many begin, and where the last one ends."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

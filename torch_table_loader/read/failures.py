@@ -97,12 +97,15 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
 def naming(storage: Storage, file: DataFile) -> Iterator[None]:
     """Add a file's name to errors of its reader, which does not know it when it looks at metadata in memory."""
     try:
-        with reading(storage, file):
-            yield
-    except TableError as error:
-        if file.name in str(error):
-            raise
-        raise TableError(f"{file.name}: {error}") from error
+        yield
+    except Exception as error:
+        raise _with_name(as_reading_error(error, file, is_local=storage.is_local), file) from error
+
+
+def _with_name(error: TableLoaderError, file: DataFile) -> TableLoaderError:
+    if isinstance(error, TableError) and file.name not in str(error):
+        return TableError(f"{file.name}: {error}")
+    return error
 
 
 def as_reading_error(

@@ -249,11 +249,11 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
     """
     firsts: dict[str, str] = {}
     known = _by_suffix(FORMATS)
-    plain = [split_codec(name)[0] for name in names]
-    if any(_ending(name, known) is None and _last_suffix(name) for name in plain):
+    parts = [split_codec(name) for name in names]
+    if any(_ending(plain, known) is None and _last_suffix(plain) for plain, _ in parts):
         known = {**_by_suffix(_loadable()[0]), **known}
-    for name, without in zip(names, plain, strict=True):
-        firsts.setdefault(known.get(_ending(without, known) or "", ""), name)
+    for name, (plain, _) in zip(names, parts, strict=True):
+        firsts.setdefault(known.get(_ending(plain, known) or "", ""), name)
     if set(firsts) == {""} or not firsts:
         return reader_for(DEFAULT_FORMAT)
     if len(firsts) > 1:
@@ -264,8 +264,7 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
             f"'…/*{_shown_suffix(next(first for form, first in firsts.items() if form))}' that names the files of one"
         )
     (form,) = firsts
-    for name in names:
-        codec = split_codec(name)[1]
+    for name, (_, codec) in zip(names, parts, strict=True):
         if codec and form not in TEXT_FORMATS:
             raise ConfigError(
                 f"files of format={form!r} are not read when they are compressed as a whole, got {name}; take "
@@ -308,7 +307,8 @@ def _by_suffix(forms: Sequence[str]) -> dict[str, str]:
 
 def _ending(name: str, known: Mapping[str, str]) -> str | None:
     """Return the longest suffix that a name ends with."""
-    matching = [suffix for suffix in known if name.lower().endswith(suffix)]
+    lower = name.lower()  # once: a table may have a million names
+    matching = [suffix for suffix in known if lower.endswith(suffix)]
     return max(matching, key=len, default=None)
 
 

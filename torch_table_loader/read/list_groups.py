@@ -46,20 +46,20 @@ def owned(data: Any) -> pa.Buffer:
 
 
 def group_rows(lengths: NDArray[Any], width: int, group_bytes: int) -> tuple[list[int], list[int]]:
-    """Return the number of documents of each row group, of which none is empty, and where each group ends in bytes.
+    """Return the number of lists of each row group, of which none is empty, and where each group ends in bytes.
 
-    A row group ends with the document in which a multiple of `group_bytes` lies; empty documents at the end stay in the
-    last one. A token has `width` bytes.
+    A row group ends with the list in which a multiple of `group_bytes` lies; empty lists at the end stay in the
+    last one. A value has `width` bytes.
 
     >>> group_rows(np.array([3, 3, 3, 3, 28, 1]), 1, 10)
     ([4, 1, 1], [12, 40, 41])
     """
-    documents = ListLengths.of(lengths)
-    total = documents.total * width
+    lists = ListLengths.of(lengths)
+    total = lists.total * width
     cuts = np.arange(group_bytes, total, group_bytes)
-    last = np.unique(documents.find(-(-cuts // width) - 1))
+    last = np.unique(lists.find(-(-cuts // width) - 1))
     edges = [0, *(last + 1).tolist()]
-    stops = [0, *((documents.starts(last) + documents.take(last)) * width).tolist()]
+    stops = [0, *((lists.starts(last) + lists.take(last)) * width).tolist()]
     if edges[-1] < len(lengths):
         edges.append(len(lengths))
         stops.append(total)

@@ -236,7 +236,7 @@ class ParquetReader(
         coded = encoded_columns(parsed, self.encoded)
         source = storage.open(file.path)
 
-        def opened(unit: str | None, footer: pq.FileMetaData) -> pq.ParquetFile:
+        def opened(unit: str | None, footer: pq.FileMetaData) -> WideParquet:
             return WideParquet(
                 source,
                 metadata=footer,
@@ -311,7 +311,7 @@ class ParquetFile(ThinningFile):
 
     def __init__(
         self,
-        handle: pq.ParquetFile,
+        handle: WideParquet,
         source: pa.NativeFile,
         meta: FileMeta,
         instants: Instants | None = None,
@@ -336,6 +336,7 @@ class ParquetFile(ThinningFile):
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
         self._parts: dict[tuple[str, ...], _Part] = {}
+        self._divided: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         self._forms: dict[tuple[str, ...], _Form] = {}
         self._seen = seen_rows(meta.footer or b"")
         readable = handle.schema_arrow.names
@@ -447,27 +448,36 @@ class ParquetFile(ThinningFile):
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
         """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
-        at_once = max(1, self._values_at_once // max(1, self._meta.group_rows[group]))
-        at_once = max(1, len(columns)) if self._shares else at_once
-        starts = range(0, max(1, len(columns)), at_once)
-        tables = [self._some(group, columns[start : start + at_once]) for start in starts]
         names = tuple(columns)
+        if (divided := self._divided.get(names)) is None:
+            divided = self._divided[names] = self._divide(names)
+        tables = [self._some(group, some) for some in divided]
         if (form := self._forms.get(names)) is None:
             form = self._forms[names] = _Form.of([field for table in tables for field in table.schema])
         if len(tables) == 1:
             return tables[0]
         return pa.Table.from_arrays([column for table in tables for column in table.columns], schema=form.schema)
 
-    def _some(self, group: int, columns: list[str]) -> pa.Table:
+    def _divide(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Divide columns into those that one call reads of a row group."""
+        at_once = max(1, self._values_at_once // max(1, *self._meta.group_rows))
+        if self._shares or len(names) <= 2 * at_once:  # a second call costs more than caches save
+            return [names]
+        return [names[start : start + at_once] for start in range(0, len(names), at_once)]
+
+    def _some(self, group: int, names: tuple[str, ...]) -> pa.Table:
         """Read a few columns of a row group at once; how they come is looked up at the first row group."""
-        table = self._handle.read_row_group(group, columns=columns, use_threads=self._shares)
+        table = self._handle.group(group, names, use_threads=self._shares)
         if self._instants is not None:
-            table = self._instants.of_group(table, group, columns)
-        names = tuple(columns)
+            table = self._instants.of_group(table, group, names)
         if (known := self._parts.get(names)) is None:
-            schema = pa.schema(map(table.schema.field, columns))
-            known = self._parts[names] = _Part(text_places(schema), table.column_names == columns)
-        return sound_text(table if known.as_asked else table.select(columns), known.texts)
+            schema = pa.schema(map(table.schema.field, names))
+            known = self._parts[names] = _Part(text_places(schema), table.column_names == list(names))
+        if not known.as_asked:
+            table = table.select(names)
+        if known.texts:
+            sound_text(table, known.texts)
+        return table
 
     def _streamed(self, groups: list[int], columns: list[str], first: int, max_rows: int) -> Iterator[pa.RecordBatch]:
         """Stream row groups in batches of `max_rows`; if the first one is to have fewer, as many as they weigh."""

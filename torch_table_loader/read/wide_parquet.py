@@ -1,6 +1,7 @@
 """pyarrow's Parquet files without a list for each column, of all of which Python's collector would take notice.
 
-Both methods are hooks of pyarrow that it does not document. A version without them reads the same, and slower.
+`_build_nested_paths` and `_get_column_indices` are hooks of pyarrow that it does not document. A version without them
+reads the same, and slower.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ class WideParquet(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
     def _build_nested_paths(self) -> Leaves:
         """Return where pyarrow looks up columns."""
         return Leaves(self.reader)
+
+    def group(self, number: int, columns: tuple[str, ...], *, use_threads: bool) -> pa.Table:
+        """Read columns of a row group like `read_row_group`, in fewer steps where they were read before."""
+        places = self._places.get(columns)
+        if places is None:
+            return self.read_row_group(number, columns, use_threads=use_threads)
+        return self.reader.read_row_group(number, column_indices=places, use_threads=use_threads)
 
     def _get_column_indices(self, column_names: Sequence[str] | None, **options: Any) -> Any:
         """Look the columns of a read up once, since row groups are read with the same ones."""

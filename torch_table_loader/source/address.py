@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import glob
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,9 @@ FAMILIES = {
     **dict.fromkeys(AZURE_PROTOCOLS, "abfs"),
 }
 """Protocols that are other names for a kind of store."""
+
+_WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs"})
+"""Kinds of stores that know keys alone."""
 
 _EXTRAS: dict[str, tuple[str, *tuple[str, ...]]] = {
     "s3": ("s3", "botocore", "obstore", "urllib3"),
@@ -110,6 +114,45 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
     if protocol in HTTP_PROTOCOLS:
         return _http_address(protocol, url)
     return _fsspec_address(protocol, url)
+
+
+def has_magic(protocol: str, path: str) -> bool:
+    """Return whether a path has characters of globs."""
+    if protocol in HTTP_PROTOCOLS:  # "?" begins the query there
+        return re.search(r"[*\[]", path.partition("?")[0]) is not None
+    return glob.has_magic(path)
+
+
+def static_root(pattern: str) -> str:
+    """Return the part of a glob before its first wildcard."""
+    segments = pattern.split("/")
+    magic = next(index for index, segment in enumerate(segments) if glob.has_magic(segment))
+    return "/".join(segments[:magic])
+
+
+def is_shallow(relative: str) -> bool:
+    """Return whether a glob, below its fixed part, matches files of a single folder only."""
+    return "/" not in relative and "**" not in relative
+
+
+def prefixes_of(name: str) -> Iterable[str]:
+    """Return a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
+    yield name
+    for index, character in enumerate(name):
+        if character == "/":
+            yield name[:index]
+
+
+def seems_folder(protocol: str, path: str) -> bool:
+    """Return whether a path of an object store looks like a folder, which can be listed before it is known to be one.
+
+    Any path names a folder there: one that is none is an empty listing, and no error.
+
+    >>> seems_folder("s3", "lake/clicks"), seems_folder("s3", "lake/a.parquet"), seems_folder("file", "/lake/clicks")
+    (True, False, False)
+    """
+    plain = "." not in path.rpartition("/")[2] and not has_magic(protocol, path)
+    return plain and FAMILIES.get(protocol) in _WITHOUT_FOLDERS
 
 
 def check_packages(protocol: str) -> None:

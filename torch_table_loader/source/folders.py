@@ -132,14 +132,15 @@ def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[
 
 
 def columns_of_folders(
-    names: Sequence[str], schema: pa.Schema | None = None
+    root: str, names: Sequence[str], schema: pa.Schema | None = None
 ) -> tuple[pa.Schema, list[PartitionValues], tuple[str, ...]]:
     """Return what `decode_hive` does if all files lie in folders alike, and else no columns but the keys there are.
 
-    >>> columns_of_folders(["day=1/a", "b"])[2], columns_of_folders(["day=1/a", "day=2/b"])[0].names
-    (('day',), ['day'])
+    >>> columns_of_folders("/t", ["day=1/a", "b"])[2], columns_of_folders("/t/month=3", ["day=1/a", "day=2/b"])[0].names
+    (('day',), ['month', 'day'])
     """
-    folders = [name.rpartition("/")[0] for name in names]
+    above = hive_root(root)
+    folders = [(above + name).rpartition("/")[0] for name in names]
     distinct = list(dict.fromkeys(folders))
     if not any("=" in folder for folder in distinct):
         return pa.schema([]), [()] * len(names), ()

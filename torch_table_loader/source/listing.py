@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,15 +20,29 @@ from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.nesting import load_json
 from torch_table_loader.ranges import STAT_THREADS, Found
 from torch_table_loader.records import DataFile
-from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, parse_address
-from torch_table_loader.source.folders import columns_of_folders, hive_root, look_around, refuse_table_formats
+from torch_table_loader.source.address import (
+    FAMILIES,
+    HTTP_PROTOCOLS,
+    has_magic,
+    is_shallow,
+    parse_address,
+    prefixes_of,
+    seems_folder,
+    static_root,
+)
+from torch_table_loader.source.folders import columns_of_folders, look_around, refuse_table_formats
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader, Sidecar
     from torch_table_loader.records import FileVersion, LocalVersion
     from torch_table_loader.source.folders import PartitionValues
+
+_ONE_PAGE = 1000
+"""Files that stores list with one request."""
 
 _LIST_VERSION = 1
 """Of the files that `write_files` writes."""
@@ -50,12 +63,14 @@ class PathSource:
             order.
         partition_schema: the columns that come from the paths.
         unread_keys: keys of ``key=value`` folders of which no columns are made, since not all files have them.
+        folder: a folder with all files, if one request lists it; None if there is none.
     """
 
     storage: Storage
     files: tuple[DataFile, ...]
     partition_schema: pa.Schema
     unread_keys: tuple[str, ...] = ()
+    folder: str | None = field(default=None, compare=False)
 
     @classmethod
     def open(
@@ -98,7 +113,11 @@ class PathSource:
             files = read_files(files, storage_options)
         storage, paths = _one_storage(_entries(path), storage_options)
         root, listings = _listed(storage, paths, files)
-        return _source(storage, root, listings, reader, by_name, choose, schema)
+        source = _source(storage, root, listings, reader, by_name, choose, schema)
+        is_folder = not has_magic(storage.protocol, paths[0]) and len(listings) == 1
+        if is_folder and 0 < len(listings[0][1]) <= _ONE_PAGE:
+            source = replace(source, folder=root)
+        return source
 
 
 def named_files(
@@ -172,20 +191,18 @@ def _source(
         naming, format_name = reader, reader.name
     pairs = [entry for found, seen in listings for entry in pair(storage, found, seen, naming)]
     names = _names(storage, root, [entry.data for entry in pairs])
-    above = hive_root(_decoded(storage, root))
-    partition_schema, partitions, unread_keys = columns_of_folders([above + name for name in names], schema)
+    partition_schema, partitions, unread_keys = columns_of_folders(_decoded(storage, root), names, schema)
     _refuse_links(storage, [entry.data for entry in pairs], partitions)
     kept = None if by_name else naming
 
     def beside(entry: Found) -> DataFile:
         return DataFile(entry.path, _relative(storage, root, entry.path), entry.file_version(), format_name)
 
+    versions = [entry.data.file_version() for entry in pairs]
+    sidecars = [tuple(map(beside, entry.sidecars)) for entry in pairs]
     data_files = tuple(
-        DataFile(data.path, name, data.file_version(), format_name, values, reader=kept, sidecars=sidecars)
-        for data, name, values, sidecars in (
-            (entry.data, name, values, tuple(map(beside, entry.sidecars)))
-            for entry, name, values in zip(pairs, names, partitions, strict=True)
-        )
+        DataFile(entry.data.path, name, version, format_name, values, reader=kept, sidecars=near)
+        for entry, name, version, values, near in zip(pairs, names, versions, partitions, sidecars, strict=True)
     )
     return PathSource(storage, data_files, partition_schema, unread_keys)
 
@@ -245,18 +262,23 @@ def _listed(
     """Return the folder that names are relative to, and the files."""
     with Threads(STAT_THREADS, "table-loader-ask") as pool:
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
+        walks = {}
+        if files is None and all(seems_folder(storage.protocol, path) for path in paths):
+            walks = {path: pool.submit(storage.walk, path) for path in paths}
+        looks = look_around(pool, storage, walks, walks)
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
         root = common_root([start.root for start in starts])
         begun: Iterable[_Listing] = ()
         if files is None:
-            begun = at_once(partial(_expand, storage), starts)
+            begun = at_once(partial(_expand, storage, walks), starts)
         roots, walked = {start.root for start in starts}, {start.root for start in starts if start.deep}
-        looks = look_around(pool, storage, roots, walked)
+        if roots != set(walks):
+            looks = look_around(pool, storage, roots, walked)
         if files is None:
             listings: list[_Listing] = list(begun)
         else:
             listings = [(_versions(storage, [_below(storage, root, name) for name in files]), ())]
-    everything = chain(*(seen for _, seen in listings), *(result_of(look) for look in looks))
+    everything = chain(*(seen for _, seen in listings), *map(result_of, looks))
     files_to_read = {entry.path for found, _ in listings for entry in filter(has_bytes, found)}
     refuse_table_formats(storage, everything, files_to_read)
     return root, listings
@@ -276,15 +298,9 @@ def _one_storage(
     return storage, [where for _, where in opened]
 
 
-def _has_magic(storage: FileStorage, path: str) -> bool:
-    if storage.protocol in HTTP_PROTOCOLS:  # "?" begins the query there
-        return re.search(r"[*\[]", path.partition("?")[0]) is not None
-    return glob.has_magic(path)
-
-
 def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
     """Find out what a path refers to; if it will be listed, that reveals whether it is a directory."""
-    magic = _has_magic(storage, path)
+    magic = has_magic(storage.protocol, path)
     found = storage.probe(path) if listed and not magic else storage.stat(path)
     if found is not None:
         return _Start(path, path.rstrip("/") if found.is_dir else parent_of(path), found, listed and found.is_dir)
@@ -294,14 +310,16 @@ def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
     return _Start(path, root, None, listed and not is_shallow(path[len(root) + 1 :]))
 
 
-def _expand(storage: FileStorage, start: _Start) -> _Listing:
+def _expand(storage: FileStorage, walks: Mapping[str, Future[list[Found]]], start: _Start) -> _Listing:
+    """Return what is below a path; `walks` are those of folders that have begun."""
     found = start.found
     if found is None:
         return _glob(storage, start)
     if not found.is_dir:
         found.file_version()
         return [found], ()
-    everything = storage.walk(start.path)
+    begun = walks.get(start.path)
+    everything = storage.walk(start.path) if begun is None else result_of(begun)
     if not everything:
         raise _nothing(storage, start.path)
     return _kept(storage, start.root, everything, allowed=""), everything
@@ -445,7 +463,8 @@ def _utf8(name: str) -> bytes:
 
 
 def _nothing(storage: FileStorage, path: str) -> ConfigError:
-    what = "a glob that matches no file" if _has_magic(storage, path) else "neither a file nor a directory with files"
+    magic = has_magic(storage.protocol, path)
+    what = "a glob that matches no file" if magic else "neither a file nor a directory with files"
     shown = storage.shown(path)
     return MissingPathError(
         f"path matches nothing: {shown} is {what}; check the spelling, and that this machine can see it", shown
@@ -457,26 +476,6 @@ def parent_of(path: str) -> str:
     if "://" in path:
         return path.partition("?")[0].rpartition("/")[0]
     return path.rpartition("/")[0]
-
-
-def static_root(pattern: str) -> str:
-    """Return the part of a glob before its first wildcard."""
-    segments = pattern.split("/")
-    magic = next(index for index, segment in enumerate(segments) if glob.has_magic(segment))
-    return "/".join(segments[:magic])
-
-
-def is_shallow(relative: str) -> bool:
-    """Return whether a glob, below its fixed part, matches files of a single folder only."""
-    return "/" not in relative and "**" not in relative
-
-
-def prefixes_of(name: str) -> Iterable[str]:
-    """Return a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
-    yield name
-    for index, character in enumerate(name):
-        if character == "/":
-            yield name[:index]
 
 
 def common_root(roots: Sequence[str]) -> str:

@@ -107,7 +107,22 @@ def found_here(path: str, status: os.stat_result) -> Found:
     """Return what is at a path of this machine, by what the system says of it."""
     if not stat.S_ISREG(status.st_mode):
         return Found(path, None, _SPECIAL.get(stat.S_IFMT(status.st_mode), ""))
-    return Found(path, FileVersion(status.st_size, status.st_mtime_ns, local=_local_version(status)))
+    return Found(path, _version_of(status))
+
+
+def version_here(path: str) -> FileVersion | None:
+    """Return the version of a file of this machine; None where there is none, and others say why."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - hot: each row group
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(status.st_mode):
+        return _version_of(status)
+    return None
+
+
+def _version_of(status: os.stat_result) -> FileVersion:
+    return FileVersion(status.st_size, status.st_mtime_ns, local=_local_version(status))
 
 
 def _local_version(status: os.stat_result) -> LocalVersion | None:

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -17,12 +18,13 @@ import pyarrow as pa
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.cancellation import interruptibly
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.ranges import ChangedFile, Client, Found, far
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import public_options
 from torch_table_loader.source.address import HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address, shown
-from torch_table_loader.source.local_client import LocalClient
+from torch_table_loader.source.local_client import LocalClient, version_here
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter, of_length
 from torch_table_loader.source.store_errors import StoreErrors
 from torch_table_loader.translating import translating
@@ -70,7 +72,9 @@ class FileStorage:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     login: Login | None = field(default=None, repr=False, compare=False)
-    _processes: dict[int, _Process] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _processes: OfProcess[_Process] = field(
+        default_factory=partial(OfProcess, _Process), init=False, repr=False, compare=False, hash=False
+    )
 
     @property
     def is_local(self) -> bool:
@@ -121,6 +125,8 @@ class FileStorage:
 
     def version(self, path: str) -> FileVersion:
         """Return the current size, time and tag. Raises as `open` does."""
+        if self.protocol == "file" and (here := version_here(path)) is not None:
+            return here
         found = self._ask(path, lambda client: client.stat(path))
         return found.version or found._replace(path=self.shown(path)).file_version()
 
@@ -200,8 +206,7 @@ class FileStorage:
 
     @property
     def _process(self) -> _Process:
-        pid = os.getpid()
-        return self._processes.get(pid) or self._processes.setdefault(pid, _Process())
+        return self._processes.own
 
     def _connection(self, path: str) -> _Connection:
         mine = self._process
@@ -240,7 +245,7 @@ class FileStorage:
     def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
         """Return the store's answer to a request that may be repeated; over a network, it is."""
         if not self._is_far:
-            try:  # a context manager would cost more than what is asked most: whether a file is still the same
+            try:
                 return ask(self._connection(path).client)
             except BaseException:
                 with self._own_errors(path, None):

@@ -111,10 +111,10 @@ class ListValues:
             self._array, self._begin = self._begin, np.cumsum(self._sizes) - self._sizes
         self.placed = placed
         if placed is not None and len(stretches):
-            tokens = np.array(placed.added, stretches[0].dtype[0]).view(stretches[0].dtype)
-            starts, self._sizes = np.append(starts, PUT_IN), np.append(self._sizes, len(tokens))
+            added = np.array(placed.added, stretches[0].dtype[0]).view(stretches[0].dtype)
+            starts, self._sizes = np.append(starts, PUT_IN), np.append(self._sizes, len(added))
             self._array, self._begin = np.append(self._array, len(stretches)), np.append(self._begin, 0)
-            stretches = [*stretches, tokens]
+            stretches = [*stretches, added]
         self._starts = starts
         names = stretches[0].dtype.names or () if stretches else ()
         self._values = [[stretch[name] for stretch in stretches] for name in names]
@@ -164,15 +164,15 @@ class ListValues:
         return out
 
     def _copy(self, column: int, array: Ints, low: Ints, high: Ints, out: NDArray[Any]) -> None:
-        """Copy runs of arrays one after another; what is put in between documents is copied with one call."""
+        """Copy runs of arrays one after another; what is put in between lists is copied with one call."""
         parts, width = self._bytes[column] or [], out[0].nbytes
         count = high - low
         begin = np.cumsum(count) - count
         if self.placed is not None and (put_in := array == len(parts) - 1).any():
             counts = count[put_in]
             place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            tokens = self._values[column][-1].take(place + np.repeat(low[put_in], counts))
-            out[place + np.repeat(begin[put_in], counts)] = tokens
+            added = self._values[column][-1].take(place + np.repeat(low[put_in], counts))
+            out[place + np.repeat(begin[put_in], counts)] = added
             array, low, high, begin, count = (each[~put_in] for each in (array, low, high, begin, count))
         target = out.reshape(-1).view(np.uint8).data
         places = ((each * width).tolist() for each in (low, high, begin, begin + count))

@@ -57,15 +57,8 @@ def open_store(
     if manifest is None:
         return None
     check_fits(manifest, spec, place.name)
-    touched = check_store(place, manifest, contents=contents, threads=threads)
-    if touched:
-        with suppress(OSError):  # so that the next one need not read it all again; the folder may be read-only
-            write_manifest(place, spec, manifest.parts, manifest.whole, manifest.codes)
-    chunks, unread = range(len(manifest.parts)), frozenset[str]()
-    if not manifest.heap_names:
-        chunks, unread = range(0), frozenset(map(heap_file, chunks))
-    names = [name for name, (length, *_) in manifest.files.items() if length and name not in unread]
-    files = {name: mapping(place / name) for name in names}
+    touched = _compare_with_files(place, spec, manifest, threads, contents=contents)
+    chunks, files = _mapped(place, manifest)
     origin = Origin(place.name)
     with Threads(threads, "table-loader-verify", joined=True) as pool:
         if not (touched or contents):
@@ -85,6 +78,24 @@ def open_store(
         read_ahead=_read_ahead(place, manifest, window_bytes),
         text=None if compared else TextOfFiles([heap_file(chunk) for chunk in chunks for _ in heaps[chunk]], origin),
     )
+
+
+def _compare_with_files(place: Path, spec: StoreSpec, manifest: Manifest, threads: int, *, contents: bool) -> bool:
+    """Return whether files had to be compared, since they were written to after the store was finished."""
+    touched = check_store(place, manifest, contents=contents, threads=threads)
+    if touched:
+        with suppress(OSError):  # so that the next one need not read it all again; the folder may be read-only
+            write_manifest(place, spec, manifest.parts, manifest.whole, manifest.codes)
+    return touched
+
+
+def _mapped(place: Path, manifest: Manifest) -> tuple[range, dict[str, mmap.mmap]]:
+    """Return the chunks that have heaps, and the files that are read, mapped into memory, by name."""
+    chunks, unread = range(len(manifest.parts)), frozenset[str]()
+    if not manifest.heap_names:
+        chunks, unread = range(0), frozenset(map(heap_file, chunks))
+    names = [name for name, (length, *_) in manifest.files.items() if length and name not in unread]
+    return chunks, {name: mapping(place / name) for name in names}
 
 
 def _flat_lists(

@@ -438,20 +438,20 @@ class Pack(SamplesOption):
         own = [*self.stored_columns, *self.spans, *([] if self.lengths is None else [self.lengths])]
         return [*own, *(name for name in asked or () if name not in own)]
 
+    @property
+    @override
+    def why_rows_come_once(self) -> str | None:
+        if self.permutes_documents:
+            return None
+        return 'strategy="windows" cuts tokens without regard to documents; use strategy="concat"'
+
     @override
     def check_beside(self, options: Mapping[str, Any]) -> None:
-        if options["weights"] is not None and not self.permutes_documents:
-            raise ConfigError(
-                'weights repeats documents, but strategy="windows" cuts tokens without regard to documents; use '
-                'strategy="concat", or leave weights out'
-            )
         if options["output_format"] not in ("torch", "numpy"):
             raise ConfigError(
                 f"output_format={options['output_format']!r} delivers rows of the table as they are, and pack makes "
                 'sequences of them; leave pack out, or use output_format="torch" or "numpy"'
             )
-        if options["on_growth"] is not None and options["shuffle"] == "rows":
-            raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
         if isinstance(options["columns"], Mapping):
             raise ConfigError(
                 "columns as a dict makes tensors of columns of rows, and pack makes sequences of tokens; pass a list "
@@ -510,7 +510,6 @@ class PackedSamples(Samples):
     filled: ClassVar[str] = "rows or tokens"
     are_rows: ClassVar[bool] = False
     records: ClassVar[tuple[str, ...]] = ("packing",)
-    option: ClassVar[str | None] = "pack"
     guest: ClassVar[str] = "text"
 
     @property

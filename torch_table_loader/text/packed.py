@@ -17,13 +17,14 @@ from torch_table_loader.arrow.copied_runs import runs_of
 from torch_table_loader.arrow.datatypes import ElementType, innermost
 from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
-from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import Batches, Block, PlainCodec, Rows, new_block, pieces_of
 from torch_table_loader.batching.types import element_dtype
-from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
+from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.samples import ONE_BY_ONE
 from torch_table_loader.text.pack import IGNORED
 from torch_table_loader.text.packed_outputs import Documents, Layout, Sequences
 from torch_table_loader.text.token_rows import (
+    DOCUMENTS,
     Parts,
     columns_of_parts,
     parts_of_sequences,
@@ -100,7 +101,7 @@ def codec_of(schema: pa.Schema, policy: TypePolicy) -> PackedCodec:
     )
 
 
-class PackedCodec(RowsCodec[PackedRows]):
+class PackedCodec(PlainCodec[PackedRows]):
     """Makes, joins and ships packed rows; see `RowsCodec`.
 
     Args:

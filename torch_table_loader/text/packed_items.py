@@ -40,7 +40,7 @@ from torch_table_loader.engine.sizing import (
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
+from torch_table_loader.records import SOURCE_COLUMN
 from torch_table_loader.text.changed_tokens import ChangedTokens, ChangingDocuments, as_stored
 from torch_table_loader.text.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
 from torch_table_loader.text.packed_work import BalancedBatches, PackedStream
@@ -48,7 +48,7 @@ from torch_table_loader.text.packing_record import saved_anchors, written_packin
 from torch_table_loader.text.parameters import takes_epoch
 from torch_table_loader.text.sequence_orders import SequenceOrder
 from torch_table_loader.text.stored_tokens import StoredTokens
-from torch_table_loader.text.token_rows import schema_of_sequences
+from torch_table_loader.text.token_rows import DOCUMENTS, schema_of_sequences
 from torch_table_loader.text.token_stages import bytes_of_token
 from torch_table_loader.text.tokens_in_place import TokensInPlace
 

@@ -101,7 +101,7 @@ class PackedStream(TurnStream):
     @property
     def count(self) -> int:
         """Sequences of a round."""
-        with PERMUTING.lock:
+        with PERMUTING.own:
             return self._order(0).count
 
     def tokens_before(self, turn: int) -> int:
@@ -113,17 +113,17 @@ class PackedStream(TurnStream):
         number, place = divmod(turn, max(1, self.count))
         return number, self._windows(number).before(place)
 
-    def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
-        """Return the sequence that begins after some tokens of a round, and the `origin` by which it does so.
+    def turn_behind(self, number: int, width: int) -> tuple[int, int]:
+        """Return the sequence that begins after so many tokens of a round, and the `origin` by which it does so.
 
         It is counted from the end of the round, so that all rounds have as many; only of "concat".
         """
         count, seq_len = self.count, self.tokens.pack.width
-        left = -(-(self.tokens_of_a_round - tokens) // seq_len)
-        return (number + 1) * count - left, tokens - (count - left) * seq_len
+        left = -(-(self.width_of_a_round - width) // seq_len)
+        return (number + 1) * count - left, width - (count - left) * seq_len
 
     @property
-    def tokens_of_a_round(self) -> int:
+    def width_of_a_round(self) -> int:
         """All tokens of a round; only of "concat"."""
         return self.tokens_before(self.count)
 
@@ -134,7 +134,7 @@ class PackedStream(TurnStream):
         return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.width
 
     def _windows(self, number: int) -> Windows:
-        with PERMUTING.lock:
+        with PERMUTING.own:
             return self._order(number).windows
 
     def anchor(self, turn: int) -> list[int]:
@@ -142,7 +142,7 @@ class PackedStream(TurnStream):
 
         What comes before the place is known only to who has walked there; the seal says that it was found so.
         """
-        with PERMUTING.lock:
+        with PERMUTING.own:
             if self._walks_rounds:
                 first, number = self._round_of(turn)
                 return self._sealed(number, first, self._order(number).count)
@@ -174,7 +174,7 @@ class PackedStream(TurnStream):
                 f"the state's anchor {anchor!r} is not one of this epoch's order of documents; pass the value of "
                 "state_dict() unchanged"
             )
-        with PERMUTING.lock:
+        with PERMUTING.own:
             if self._walks_rounds:
                 self._begin_round(number, place, before)
                 return
@@ -220,7 +220,7 @@ class PackedStream(TurnStream):
 
     def slices(self, turns: Ints) -> Slices:
         """Return the parts of documents under some sequences."""
-        with PERMUTING.lock:
+        with PERMUTING.own:
             if self._source is None or not len(turns):
                 return self._order(0).slices(turns)
             numbers, places = self._places(turns)

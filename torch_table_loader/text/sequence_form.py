@@ -10,9 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
+from torch_table_loader.records import SOURCE_COLUMN
 from torch_table_loader.text.packed import PackedRows
-from torch_table_loader.text.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
+from torch_table_loader.text.token_rows import (
+    DOCUMENTS,
+    columns_of_parts,
+    schema_of_sequences,
+    schema_of_tokens,
+    tokens_are_rows,
+)
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.policy import TypePolicy

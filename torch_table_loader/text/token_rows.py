@@ -24,12 +24,14 @@ import pyarrow.types as pt
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of
 from torch_table_loader.arrow.copied_runs import runs_of
-from torch_table_loader.records import DOCUMENTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+
+DOCUMENTS = "documents"
+"""The column of packed rows that describes the parts of documents in them."""
 
 
 class Parts(NamedTuple):

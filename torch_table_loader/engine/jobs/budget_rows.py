@@ -121,7 +121,8 @@ class BudgetRows(Items):
     def _cut(self, position: SamplePosition) -> FilledOrder:
         budget, seed, epoch = self.budget, self._options.shuffle_seed, position.epoch
         limits = Limits(budget.tokens, budget.at_most, padded=budget.counts == "padded")
-        measure = Measure(limits, self.lengths.take, partial(widths_of, pad=self._options.counted_pad))
+        pad = budget.counted_pad(self._options.ragged)
+        measure = Measure(limits, self.lengths.take, partial(widths_of, pad=pad))
         similar = None
         if budget.similar is not None:
             similar = budget.similar, partial(_key_of_window, seed, epoch)

@@ -47,9 +47,8 @@ class ByStep:
         The length of samples is compared also where it does not change.
         """
         options = self.options
-        named = {name: getattr(options, name) for name in ("on_growth", "epochs", "count_filtered")}
         by_step = {f"{name} by step": each.as_list for name, each in self.schedules.items()}
-        return {**named, **options.samples.compared, **by_step}
+        return {**options.compared, **options.samples.compared, **by_step}
 
     def did(self, steps: int, samples: int) -> Done:
         """Return what a job has done that took some samples of the first width."""

@@ -21,11 +21,10 @@ class Codecs:
         """Begin with none."""
         self._by_width: dict[int, tuple[pa.Schema, RowsCodec[Any]]] = {}
 
-    def of(self, schema: pa.Schema, options: LoaderOptions) -> RowsCodec[Any]:
-        """Return the codec of a schema."""
-        width = options.samples.width
+    def of(self, schema: pa.Schema, options: LoaderOptions, width: int) -> RowsCodec[Any]:
+        """Return the codec of a schema, for samples of a width."""
         known, codec = self._by_width.get(width, (None, None))
         if codec is None or not schema.equals(known, check_metadata=True):
-            codec = make_codec(schema, TypePolicy.of(options))
+            codec = make_codec(schema, TypePolicy.of(options.of_length(width)))
             self._by_width[width] = schema, codec
         return codec

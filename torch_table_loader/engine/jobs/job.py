@@ -216,7 +216,7 @@ class Job(Walked):
         Raises:
             ConfigError: a column that the output cannot hold.
         """
-        return self.codecs.of(self.schema, self.options.of_length(width))
+        return self.codecs.of(self.schema, self.options, width)
 
     def codec_at(self, position: Any) -> RowsCodec[Any]:
         """Return what decodes the rows of a stage."""

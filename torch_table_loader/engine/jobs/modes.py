@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pyarrow.types as kinds
 
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.read.row_stage import RowStage
+    from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import Plans
 
 
@@ -105,50 +107,68 @@ def open_stream(
         ConfigError: an option does not fit the table or another option.
         TableError: the table cannot be read as it was asked for.
     """
-    table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy)
+    kept = options.bytes_to_keep(ranks.num_ranks)
+    table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy, brought_bytes=kept)
     columns = columns_of(table, options)
-    largest = int(table.layout.group_rows.max(initial=0))
     stage = stage or _stage_of(options, table.schema)
-    encoded: list[str] = []
-    if stage is None:
-        encoded = _encodable(table.schema, columns, TypePolicy.of(options))
-    row_bytes = table.row_bytes(columns, encoded)
+    read = _Read.of(table, options, columns, stage)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
-    stage = _sized(stage, planner, options, row_bytes)
-    read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest, options.memory)
-    held = table.open_bytes(columns, min(read_rows, largest), row_bytes)
-    planner, stage, units = _ordered(planner, options, row_bytes, stage, held)
-    if (mixing := planner.topology.mixing) is not None:
-        piece = units.in_rows(mixing.rows // mixing.splits)
-        read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, largest, mixing.splits, options.memory)
-    ids = options.row_id or (stage is not None and stage.takes_ids)
-    most = {"max_rows": read_rows, "max_bytes": options.memory}
-    reader = table.reader(columns, row_ids=ids, stage=stage, encoded=encoded, **most)
-    schema = delivered(table, reader.schema, options)
-    fork_safe = all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None)
+    stage = _sized(stage, planner, options, read.row_bytes)
+    ordered = _ordered(planner, options, table, read, stage)
+    reader = _reader_of(table, options, read, ordered)
     job = StreamJob(
         options=options,
         rank=ranks.rank,
-        topology=planner.topology,
+        topology=ordered.planner.topology,
         schedules=options.schedules,
-        row_bytes=row_bytes,
+        row_bytes=read.row_bytes,
         table=table,
         reader=reader,
-        columns=schema,
+        columns=delivered(table, reader.schema, options),
         strategy=strategy,
-        planner=planner,
-        read_rows=read_rows,
-        units=units,
-        splits_digest=planner.digest(),
+        **ordered._asdict(),
+        splits_digest=ordered.planner.digest(),
         fetching=fetching,
-        stage=stage,
-        fork_safe=fork_safe,
+        fork_safe=all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None),
     )
     job.codec_of(job.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
-    planner.plan(planner.start(0), ranks.rank)
+    ordered.planner.plan(ordered.planner.start(0), ranks.rank)
     refuse_beyond_memory(job)
     return job
+
+
+class _Read(NamedTuple):
+    """What is read of a table.
+
+    Args:
+        encoded: columns of which each distinct string is looked up once, where a file has them in a dictionary.
+        row_bytes: decoded bytes of a row, about.
+        largest: rows of the largest row group.
+    """
+
+    columns: Sequence[str]
+    encoded: Sequence[str]
+    row_bytes: int
+    largest: int
+
+    @classmethod
+    def of(cls, table: Table, options: LoaderOptions, columns: Sequence[str], stage: RowStage | None) -> _Read:
+        """Return what is read of some columns; a stage reads none encoded."""
+        encoded: list[str] = []
+        if stage is None:
+            encoded = _encodable(table.schema, columns, TypePolicy.of(options))
+        largest = int(table.layout.group_rows.max(initial=0))
+        return cls(columns, encoded, table.row_bytes(columns, encoded), largest)
+
+
+class _Ordered(NamedTuple):
+    """How a table is read: the fields of a `StreamJob` that depend on each other."""
+
+    planner: Planner
+    stage: RowStage | None
+    units: Units
+    read_rows: int
 
 
 def _stage_of(options: LoaderOptions, schema: pa.Schema) -> RowStage | None:
@@ -171,17 +191,35 @@ def _sized(stage: RowStage | None, planner: Planner, options: LoaderOptions, row
     return stage.of_size(row_bytes * -(-planner.layout.num_rows // max(1, int(segments.live_rows.sum()))))
 
 
-def _ordered(
-    planner: Planner, options: LoaderOptions, row_bytes: int, stage: RowStage | None, held: int
-) -> tuple[Planner, RowStage | None, Units]:
-    """Return a planner that mixes splits, or shuffles in windows, the stage for that, and what is mixed."""
+def _ordered(planner: Planner, options: LoaderOptions, table: Table, read: _Read, stage: RowStage | None) -> _Ordered:
+    """Return a planner that mixes splits, or shuffles in windows, and what is read and mixed with it."""
+    columns, row_bytes = read.columns, read.row_bytes
+    read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, read.largest, options.memory)
     if may_mix(options, planner):
         units = Units.of(planner, row_bytes, stage)
-        return with_mixing(planner, options, units, held), stage, units
+        held = table.open_bytes(columns, min(read_rows, read.largest), row_bytes)
+        planner = with_mixing(planner, options, units, held)
+        if (mixing := planner.topology.mixing) is not None:
+            piece = units.in_rows(mixing.rows // mixing.splits)
+            read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, read.largest, mixing.splits, options.memory)
+        return _Ordered(planner, stage, units, read_rows)
     planner = with_windows(planner, options, row_bytes, stage)
     if stage is not None:
         stage = stage.in_blocks(options.window)
-    return planner, stage, Units(0, row_bytes, 0)
+    return _Ordered(planner, stage, Units(0, row_bytes, 0), read_rows)
+
+
+def _reader_of(table: Table, options: LoaderOptions, read: _Read, ordered: _Ordered) -> TaskReader:
+    """Return what reads the table's live rows, as many at a time as the order takes."""
+    stage = ordered.stage
+    return table.reader(
+        read.columns,
+        row_ids=options.row_id or (stage is not None and stage.takes_ids),
+        max_rows=ordered.read_rows,
+        stage=stage,
+        encoded=read.encoded,
+        max_bytes=options.memory,
+    )
 
 
 def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:

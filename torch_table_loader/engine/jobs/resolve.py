@@ -47,7 +47,13 @@ _ROW_KEPT = 40
 
 
 def surveyed(
-    source: Source, options: LoaderOptions, cache: Plans | None, *, split_deletes: bool = False, lazy: bool = False
+    source: Source,
+    options: LoaderOptions,
+    cache: Plans | None,
+    *,
+    split_deletes: bool = False,
+    lazy: bool = False,
+    brought_bytes: int = 0,
 ) -> tuple[Table, LoaderOptions]:
     """Survey a table, and return it with the options as they are for it; see `survey`."""
     table = survey(
@@ -59,6 +65,7 @@ def surveyed(
         lazy=lazy,
         verify_checksums=bool(options.remote.verify_checksums),
         skip=options.on_error == "skip",
+        brought_bytes=brought_bytes,
     )
     return table, options.of_columns(table.schema.names)
 
@@ -151,12 +158,11 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
 
 def _refuse_beside_any_coverage(strategy: Strategy, options: LoaderOptions) -> None:
     """Refuse what cannot be with splits that may leave rows out, or hold them several times."""
-    for name in filter(None, ("on_growth", options.samples.option)):
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"{name} needs splits that hold each row once, and {strategy.name} declares coverage='any'; leave "
-                f"{name} out, or use another split_strategy"
-            )
+    for name in options.needing_rows_once:
+        raise ConfigError(
+            f"{name} needs splits that hold each row once, and {strategy.name} declares coverage='any'; leave "
+            f"{name} out, or use another split_strategy"
+        )
 
 
 def counter_of(

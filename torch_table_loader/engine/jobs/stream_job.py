@@ -349,7 +349,7 @@ class StreamJob(Job):
         if self.is_far:
             fetched = None if self.table.estimated else cost_of_fetching(self.work(start))
             waiting, ahead = self._readers or self.topology.lanes, self.fetching.ahead_bytes
-            held = fetched_at_once(self.table.layout, ahead, waiting, fetched)
+            held = fetched_at_once(self.table.layout, ahead, waiting, fetched, keeps=self.table.brought_bytes > 0)
         known = KnownEpoch(
             epoch=epoch,
             strategy=self.strategy.name,

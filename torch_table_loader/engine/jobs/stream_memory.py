@@ -119,15 +119,20 @@ def cost_of_fetching(work: StreamWork) -> tuple[int, int, int]:
     return requests, num_bytes, needed
 
 
-def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None) -> int:
+def fetched_at_once(
+    layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None, *, keeps: bool = False
+) -> int:
     """Return the most fetched bytes that are here: those ahead, and the row groups that lanes wait for.
 
     Args:
         fetched: requests, bytes, and needed bytes of an epoch; None if they are unknown.
+        keeps: whether files are here that came whole while planning, as a part of `ahead_bytes`.
     """
     request = min(sizes().far_request_bytes, int(layout.file_bytes.max(initial=0)))
     group = max(request, int(layout.group_bytes.max(initial=0)))
     most = ahead_bytes + lanes * group
     if fetched is None:
         return most
+    if keeps:
+        return min(most, max(fetched[1], int(layout.file_bytes.sum())))
     return min(most, fetched[1])

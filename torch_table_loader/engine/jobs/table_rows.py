@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.batching.rows import PlainCodec
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.by_step import ByStep
@@ -81,7 +81,7 @@ class SurveyedRows(NamedTuple):
     segments: SegmentTable
     row_bytes: int
     codecs: Codecs
-    codec: RowsCodec[Any]
+    codec: PlainCodec[Any]
 
     @property
     def folder(self) -> Path | None:
@@ -126,7 +126,8 @@ def stored_rows(
     with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
     with_ids = delivered(table, with_ids, options)
     codecs = Codecs()
-    codec = codecs.of(with_ids if topology is None else with_padding(with_ids, topology), options)
+    of_batch = with_ids if topology is None else with_padding(with_ids, topology)
+    codec = cast("PlainCodec[Any]", codecs.of(of_batch, options, options.samples.width))
     segments = whole_files(table.layout, filtered=table.filtered)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
@@ -177,7 +178,7 @@ class TableRows(TableItems):
     rows: LiveRows
     columns: pa.Schema
     row_bytes: int
-    codec: RowsCodec[Any] = field(repr=False)
+    codec: PlainCodec[Any] = field(repr=False)
     live_starts: Ints
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 

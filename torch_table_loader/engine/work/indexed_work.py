@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from torch_table_loader.batching.decoders import RowError
 from torch_table_loader.engine.items import ItemStream, TurnStream
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
+from torch_table_loader.forks import OfProcess
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.rows import Rows, RowsCodec
+    from torch_table_loader.batching.rows import PlainCodec, Rows
     from torch_table_loader.batching.uneven import UnevenCodec, UnevenRows
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.planning.budgets import BudgetBatches
@@ -33,19 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _ForkSafeLock:
-    """A lock that a forked process finds open, whoever held it. Where there is no fork, it is a plain lock."""
-
-    def __init__(self) -> None:
-        self.renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self.lock = threading.Lock()
-
-
-PERMUTING = _ForkSafeLock()
+PERMUTING = OfProcess(threading.Lock)
 """numpy releases the GIL on every call, so two threads making hundreds of short calls contend for it each time."""
 
 
@@ -53,7 +41,7 @@ PERMUTING = _ForkSafeLock()
 class RowStream(TurnStream):
     """The rows of one store by their place in an order, with row ids as the last column if `row_id` is set.
 
-    `together` are columns that are gathered as one array; see `RowsCodec.together`.
+    `together` are columns that are gathered as one array; see `PlainCodec.together`.
     """
 
     order: Order
@@ -91,7 +79,7 @@ class RowStream(TurnStream):
         return f"the row whose row_id is {self.ids(np.array([place]))[0]}"
 
     def _found(self, places: Ints) -> Ints:
-        with PERMUTING.lock:
+        with PERMUTING.own:
             return self.order.take(places)
 
 
@@ -100,6 +88,7 @@ class IndexedWork(LaneWork):
     """Everything that a thread or process needs to make its batches; it pickles."""
 
     plan: GlobalBatches
+    codec: PlainCodec[Any]
     items: ItemStream
     gather_batches: int
 
@@ -139,7 +128,7 @@ class BudgetWork(IndexedWork):
         return self.codec.of_sizes(cast("UnevenRows", rows), self.plan.sizes_of(steps))
 
 
-def work_of(*, plan: GlobalBatches, codec: RowsCodec[Any], **fields: Any) -> IndexedWork:
+def work_of(*, plan: GlobalBatches, codec: PlainCodec[Any], **fields: Any) -> IndexedWork:
     """Return the work of a plan, whose batches have one size or several; a codec then counts batches."""
     if plan.same_size:
         return IndexedWork(plan=plan, codec=codec, **fields)

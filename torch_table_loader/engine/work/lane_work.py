@@ -260,8 +260,11 @@ class LaneBatches:
                 return self._collated(self._start + self.metrics.batches, self._finish(min(most or at_once, at_once)))
             if most is not None or self._work.batches_at_once is not None:
                 return self._finish(min(most or _ALL, self._work.batches_at_once or _ALL))
-            runs = [run for _ in range(len(self._runs)) if (run := self.next_run()) is not None]
-            return self._work.codec.batches_of(runs, self._work.plan.batch_size)
+            runs = list(self._runs)
+            self._runs.clear()
+            block = self._work.codec.batches_of(runs, self._work.plan.batch_size)
+            self.metrics.batches += len(block)
+            return block
         finally:
             self.metrics.seconds_working += time.perf_counter() - began
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
-from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
-from torch_table_loader.system import start
+from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, check_home, join_tails
+from torch_table_loader.forks import this_process
+from torch_table_loader.system import popped, start
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
@@ -60,8 +61,7 @@ class ThreadPool:
 
     def _worker(self) -> _Worker:
         """Return a live idle thread (a fork leaves none to the child), or start one."""
-        while self._idle:
-            worker = self._idle.pop()
+        while (worker := popped(self._idle)) is not None:
             if worker.thread.is_alive():
                 return worker
         return _Worker(f"table-loader-{next(self._numbers)}", self._idle)
@@ -90,12 +90,43 @@ class _Worker:
 
 def _shut_down(idle: list[_Worker]) -> None:
     ended = []
-    while idle:
-        ended.append(idle.pop())
-        ended[-1].jobs.put(None)
+    while (worker := popped(idle)) is not None:
+        ended.append(worker)
+        worker.jobs.put(None)
     for worker in ended:
         if worker.thread is not threading.current_thread():  # the garbage collector may run in any thread
             worker.thread.join()
+
+
+class _Bell:
+    """Wakes the one thread that may wait; a `threading.Condition` takes more steps, and some where nobody waits.
+
+    Whoever calls its methods holds the lock.
+    """
+
+    __slots__ = ("_lock", "_rung", "_waited_for")
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._rung = threading.Lock()
+        self._waited_for = False
+
+    def wait(self, seconds: float) -> None:
+        """Release the lock until the bell rings, for so many seconds at most; it may also end early."""
+        self._rung.acquire(blocking=False)  # it may have been rung when the last wait was just over
+        self._waited_for = True
+        self._lock.release()
+        try:
+            self._rung.acquire(timeout=seconds)
+        finally:
+            self._lock.acquire()
+            self._waited_for = False
+
+    def ring(self) -> None:
+        """Wake the thread that waits, if any."""
+        if self._waited_for:
+            self._waited_for = False
+            self._rung.release()
 
 
 class _Lane:
@@ -129,6 +160,7 @@ class ThreadExecutor(LaneExecutor):
             prefetch: finished batches of a lane that may wait; None for those of `BLOCKS_AHEAD` blocks.
         """
         self._work = work
+        self._home = this_process()
         self._joins = work.joins_tails(start)
         """Whether the tails of the lanes still have to be joined."""
         batches_of_lanes, self._ahead = begin_lanes(work, start)
@@ -138,7 +170,9 @@ class ThreadExecutor(LaneExecutor):
             self._prefetch = BLOCKS_AHEAD
         self._lock = threading.RLock()  # the garbage collector may close this wherever it runs
         self._work_wanted = threading.Condition(self._lock)
-        self._block_ready = threading.Condition(self._lock)
+        self._resting = 0
+        """Threads that wait until work is wanted."""
+        self._block_ready = _Bell(self._lock)
         self._stopped = False
         self._running = threads = work.servers
         self._pool = pool
@@ -169,6 +203,7 @@ class ThreadExecutor(LaneExecutor):
 
     def take(self, lane: int) -> SizedBatches | None:
         """Wait for a lane's next block."""
+        check_home(self._home)
         wanted = self._lanes[lane]
         with self._lock:
             while not wanted.ready:
@@ -179,7 +214,8 @@ class ThreadExecutor(LaneExecutor):
                 self._block_ready.wait(SLICE_S)
             block = wanted.ready.popleft()
             wanted.waiting -= len(block)
-            self._work_wanted.notify()
+            if self._resting:
+                self._work_wanted.notify()
             return block
 
     def rest(self, lane: int) -> Rows | None:
@@ -187,11 +223,16 @@ class ThreadExecutor(LaneExecutor):
         return self._lanes[lane].batches.rest
 
     def close(self, *, is_over: bool = False) -> None:
-        """Close every file, and end every thread that has no other work, unless the next epoch may need it."""
+        """Close every file, and end every thread that has no other work, unless the next epoch may need it.
+
+        A forked process has a copy without threads, and leaves it as it is.
+        """
+        if self._home != this_process():
+            return
         with self._lock:
             self._stopped = True
             self._work_wanted.notify_all()
-            self._block_ready.notify_all()
+            self._block_ready.ring()
         if self._ahead is not None:  # a thread may be waiting for bytes
             self._ahead.close()
         # The garbage collector may call this in one of these threads. If that holds the lock, the others end later.
@@ -229,15 +270,23 @@ class ThreadExecutor(LaneExecutor):
         """Wait for something to do; None when there is nothing left."""
         with self._lock:
             while not self._stopped:
-                to_read = [lane for lane in self._lanes if not (lane.read or lane.error)]
+                wanting: _Lane | None = None
+                to_read = 0
+                for lane in self._lanes:
+                    if lane.read or lane.error:
+                        continue
+                    to_read += 1
+                    fewer = wanting is None or lane.waiting < wanting.waiting
+                    if fewer and not lane.busy and self._has_room(lane):
+                        wanting = lane
                 if not to_read:
                     return self._last_job()
-                wanting = [lane for lane in to_read if not lane.busy and self._has_room(lane)]
-                if wanting:
-                    lane = min(wanting, key=lambda lane: lane.waiting)
-                    lane.busy = True
-                    return partial(self._read_on, lane, self._room(lane))
+                if wanting is not None:
+                    wanting.busy = True
+                    return partial(self._read_on, wanting, self._room(wanting))
+                self._resting += 1
                 self._work_wanted.wait()
+                self._resting -= 1
             return None
 
     def _room(self, lane: _Lane) -> int | None:
@@ -278,7 +327,7 @@ class ThreadExecutor(LaneExecutor):
             elif error is None:
                 lane.read = True
                 lane.done = not self._joins
-            self._block_ready.notify()
+            self._block_ready.ring()
             if lane.read or lane.error:
                 self._work_wanted.notify_all()
 
@@ -292,4 +341,4 @@ class ThreadExecutor(LaneExecutor):
             for lane in self._lanes:
                 lane.error = error
                 lane.read = False
-            self._block_ready.notify()
+            self._block_ready.ring()

@@ -6,7 +6,7 @@ import pickle
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch_table_loader.engine.workers.pickling import difference, restored
+from torch_table_loader.engine.workers.differences import difference, restored
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,6 @@ class Sizes:
     """
 
     # planning/
-    weights_at_once: int = 1 << 20
-    """Rows whose weights are summed up together."""
-
     numbers_at_once: int = 1 << 20
     """Numbers that are summed together. This many numbers of 27 bits still add up exactly in float64, and no more."""
 

@@ -16,7 +16,7 @@ from torch_table_loader.engine.sizing import mixing_of
 from torch_table_loader.extend import Topology
 from torch_table_loader.planning.interleaving import interleaved, shares_of_windows, strata_of
 from torch_table_loader.planning.ranks import Mixing
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.planning.window_sizes import WindowSizes
 from torch_table_loader.planning.windows import Dealing
@@ -129,7 +129,7 @@ def test_windows_take_rows_of_strata_in_proportion(rows: list[int], sizes: Windo
 @given(rows=pieces, count=st.integers(1, 20))
 def test_strata_are_runs_of_the_table_of_fair_size(rows: list[int], count: int) -> None:
     runs = Runs(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64), np.array(rows))
-    strata = strata_of(runs, count)
+    strata = strata_of(Hands.of([runs]), np.array([count]))
     assert strata[0] == 0
     assert set(np.diff(strata).tolist()) <= {0, 1}
     sums = np.bincount(strata, rows)

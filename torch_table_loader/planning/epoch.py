@@ -98,7 +98,9 @@ class CutEpoch:
         padding, steps = self.quotas
         dealt = self._lanes(np.array([rank]))
         windows = topology.windows_of(dealt.runs.num_rows)
-        lanes = tuple(self._in_order(lane, windows) for lane in dealt)
+        lanes = tuple(dealt)
+        if topology.mixing is not None and windows is not None:
+            lanes = tuple(self._mixed(lane, topology.mixing.splits, windows) for lane in dealt)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
@@ -115,23 +117,13 @@ class CutEpoch:
     def _name(self, rank: int) -> str:
         return f"rank {rank} in stage {self.stage}"
 
-    def _in_order(self, lane: Runs, windows: WindowSizes | None, taken: int | None = None) -> Runs:
-        """Return what a lane reads: its pieces, or units of open windows and then splits side by side.
-
-        Args:
-            taken: rows that it delivered; then only those rows and their last window are asked for.
-        """
-        mixing = self.topology.mixing
-        if mixing is None or windows is None:
-            return lane
-        units, plain = list[Runs](), lane
-        if self.consumed.windows:
-            is_unit = lane.split >= len(self._live)
-            units, plain = [lane.take(np.flatnonzero(is_unit))], lane.take(np.flatnonzero(~is_unit))
-        if taken is None:
-            return Runs.concat([*units, interleaved(plain, mixing.splits, windows)])
-        row = max(0, taken - lane.num_rows + plain.num_rows)
-        return Runs.concat([*units, interleaved_until(plain, mixing.splits, windows, row)])
+    def _mixed(self, lane: Runs, splits: int, windows: WindowSizes) -> Runs:
+        """Return what a lane reads: units of open windows, then splits side by side."""
+        if not self.consumed.windows:
+            return interleaved(lane, splits, windows)
+        is_unit = lane.split >= len(self._live)
+        plain = lane.take(np.flatnonzero(~is_unit))
+        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, windows)])
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
@@ -151,17 +143,20 @@ class CutEpoch:
 
     def _delivered_in_windows(self, ranks: list[int], taken: TakenLanes) -> Iterator[tuple[Runs, Sequence[OpenWindow]]]:
         """Yield the rows that each lane has delivered or that are in an open window, and this window."""
-        topology, dealt = self.topology, 0
-        if topology.mixing is not None:
+        topology, mixing, dealt, lanes = self.topology, self.topology.mixing, 0, taken.lanes
+        rows_of_ranks = lanes.rows.reshape(len(ranks), -1).sum(axis=1)
+        rows_of_lanes = np.repeat(rows_of_ranks, topology.lanes).tolist()  # of the ranks that they are of
+        sizes = [each for each in map(topology.windows_of, rows_of_lanes) if each is not None]
+        if mixing is not None:
             dealt = topology.batch_size
-        rows_of_ranks = taken.lanes.rows.reshape(len(ranks), -1).sum(axis=1)
-        windows = [topology.windows_of(rows) for rows in rows_of_ranks.tolist()]
-        for number in np.flatnonzero(taken.taken).tolist():
-            at, lane = divmod(number, topology.lanes)
-            rows, body = int(taken.taken[number]), int(taken.bodies[number])
-            read = self._in_order(taken.lanes[number], windows[at], rows)
-            name = lane_name(lane, self._name(ranks[at]))
-            section = Section(name, read, body, 0, self.by_file, windows[at], dealt)
+            is_unit = lanes.runs.split >= len(self._live)
+            units, plain = lanes.some(is_unit), lanes.some(~is_unit)
+            lanes = units.followed_by(interleaved_until(plain, mixing.splits, sizes, taken.taken - units.rows))
+        each = zip(lanes, sizes, taken.taken.tolist(), taken.bodies.tolist(), strict=True)
+        for number, (lane, windows, rows, body) in enumerate(each):
+            rank, at = divmod(number, topology.lanes)
+            name = lane_name(at, self._name(ranks[rank]))
+            section = Section(name, lane, body, 0, self.by_file, windows, dealt)
             yield delivered_of_lane(section, self.segments, rows, body)
 
     def _lanes(self, ranks: NDArray[np.int64]) -> Hands:

@@ -215,6 +215,17 @@ class Hands:
         part.start[borders[:-1][some]] = runs.stop[first] - (ends[first] - start[some])
         return Hands(part, borders)
 
+    def some(self, which: NDArray[np.bool_]) -> Hands:
+        """Return some of the pieces (bool[N]) of each hand.
+
+        >>> hands = Hands.of([Runs.of([(7, 0, 10), (3, 5, 9)]), Runs.of([(1, 0, 2)])])
+        >>> [list(hand) for hand in hands.some(np.array([False, True, False]))]
+        [[(3, 5, 9)], []]
+        """
+        if which.all():
+            return self
+        return Hands(self.runs.take(np.flatnonzero(which)), _borders(which)[self.borders])
+
     def dealt(self, lane_of: NDArray[np.int64], lanes: int) -> Hands:
         """Deal each hand on, to so many others, which come after each other.
 
@@ -228,6 +239,19 @@ class Hands:
         number = np.repeat(np.arange(len(self)) * lanes, np.diff(self.borders)) + lane_of
         count = len(self) * lanes
         return Hands(self.runs.take(by_number(number, count)), _borders(np.bincount(number, minlength=count)))
+
+    def followed_by(self, others: Hands) -> Hands:
+        """Append to each hand the pieces of one of as many others.
+
+        >>> hands = Hands.of([Runs.of([(7, 0, 10)]), Runs.of([(1, 0, 2)])])
+        >>> [list(hand) for hand in hands.followed_by(hands)]
+        [[(7, 0, 10), (7, 0, 10)], [(1, 0, 2), (1, 0, 2)]]
+        """
+        if not len(self.runs):
+            return others
+        number = np.concatenate([np.repeat(np.arange(len(self)), np.diff(each.borders)) for each in (self, others)])
+        joined = Runs.concat([self.runs, others.runs])
+        return Hands(joined.take(by_number(number, len(self))), self.borders + others.borders)
 
     def __len__(self) -> int:
         """Count the hands."""
@@ -257,6 +281,6 @@ def by_number(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     return np.argsort(numbers.astype(np.min_scalar_type(count)), kind="stable")  # numbers of 16 bits are not compared
 
 
-def _borders(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _borders(counts: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return where stretches of so many begin, and where the last one ends."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.effort import daily
 from torch_table_loader import (
     ConfigError,
     ConfigTypeError,
@@ -143,7 +142,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), WRONG, ids=lambda value: str(value).partition(" at 0x")[0][:60])
-@daily(28)
 def test_wrong_calls_are_refused(table: str, options: dict[str, Any], said: str) -> None:
     keywords: dict[str, Any] = {"path": table, "check_plan": False} | options
     with pytest.raises(TableLoaderError, match=said):

@@ -470,7 +470,7 @@ def epoch_of(shape: Shape, table: Path) -> int:
     with as_a_store() if shape.far else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader, dataset = _opened(shape, table)
-        bound = dataset.explain().memory_bound
+        bound: int = dataset.explain().memory_bound
         read(loader)
     return bound
 

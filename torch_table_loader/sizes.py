@@ -110,6 +110,9 @@ class Sizes:
     inference_bytes: int = 1 << 30
     """Bytes of a text file whose types are guessed: it is parsed whole in memory, and a larger one refused."""
 
+    orc_footer_bytes: int = 64 << 20
+    """Bytes of an ORC footer at most, decompressed: it holds the least and the greatest text of each column, whole."""
+
     json_levels: int = 200
     """Objects and arrays of JSON inside of one another: parsers call themselves for each, and would end the process.
     A nested column takes three levels of a schema in JSON."""

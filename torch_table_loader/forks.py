@@ -89,7 +89,7 @@ def settle() -> None:
 def _imported_elsewhere() -> set[str]:
     """Return the modules that other threads import now."""
     begun = {name for name, module in list(sys.modules.items()) if _is_begun(module)} - _awaited
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = sys._getframe(1)  # its own would hold itself, and with it its callers
     while begun and frame is not None:
         if frame.f_code.co_name == "<module>":
             begun.discard(frame.f_globals.get("__name__", ""))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import pickle
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -249,3 +251,20 @@ def test_the_folder_of_temporary_files_is_known_before_a_fork(monkeypatch: pytes
     monkeypatch.setattr(tempfile, "tempdir", None)
     settle()
     assert tempfile.tempdir is not None
+
+
+def test_nothing_of_the_caller_waits_for_the_garbage_collector() -> None:
+    class Held:
+        pass
+
+    def call() -> weakref.ref[Held]:
+        held = Held()
+        settle()
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()

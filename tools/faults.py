@@ -65,15 +65,15 @@ _BATCHES = (
 )
 FAULTS = (
     Fault(
-        *(1, "a rank misses the last split", "planning/ranks.py"),
-        "own = order.every(rank, ranks)",
-        "own = order.take(np.arange(rank, max(rank, len(order) - 1), ranks))",
+        *(1, "a rank misses the last split", "planning/runs.py"),
+        "(first - len(runs)) // step",
+        "(first + 1 - len(runs)) // step",
         _EXACTLY_ONCE,
     ),
     Fault(
         *(1, "a rank that is balanced drops a row that moves", "planning/ranks.py"),
-        "slice(int(target[donor]), int(before[donor]))",
-        "slice(int(target[donor]) + 1, int(before[donor]))",
+        "low = np.maximum(taken[ranks[to]], given[donor])",
+        "low = 1 + np.maximum(taken[ranks[to]], given[donor])",
         ("tests/laws/test_exactly_once_in_plans.py", "tests/rooms/test_engine_even_ranks.py"),
     ),
     Fault(
@@ -245,8 +245,8 @@ FAULTS = (
     ),
     Fault(
         *(5, "a state of a stream forgets the lanes that are ahead", "planning/lanes.py"),
-        "            if remaining and count > turns:\n                taken[lane] += 1",
-        "            if remaining and count > turns:\n                taken[lane] += 0",
+        "        if remaining and count > turns:\n            taken[lane] += 1",
+        "        if remaining and count > turns:\n            taken[lane] += 0",
         (*_STATES, "tests/laws/test_exactly_once_in_plans.py"),
     ),
     Fault(

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from bench.pairing import peak_mib, reset_peak
 from bench.shapes import COUNT, IN_PROCESSES, Shape, epoch_of, shape_of, write
+from torch_table_loader import Budget
 
 ALLOCATORS = ("jemalloc", "system")
 """Those of pyarrow that give back what they do not use."""
@@ -32,7 +33,7 @@ ALLOCATORS = ("jemalloc", "system")
 TIMES, FLOOR = 1.5, 128 << 20
 """So many times its bound a job may keep resident, and no bound counts as less than so many bytes."""
 
-_SMALL_BATCHES = 50
+_SMALL_BATCHES, _ROWS_OF_A_BUDGET = 50, 8
 _SAMPLE_S = 0.02
 
 
@@ -51,7 +52,9 @@ class Resident:
 
 def resident(shape: Shape, folder: Path, allocator: str) -> Resident:
     """Write the tables of a shape into an empty folder, and read them in a child."""
-    small = replace(shape, rows=min(shape.rows, _SMALL_BATCHES * shape.options["batch_size"] // shape.files))
+    batch = shape.options["batch_size"]
+    rows = _SMALL_BATCHES * (_ROWS_OF_A_BUDGET if isinstance(batch, Budget) else batch)
+    small = replace(shape, rows=min(shape.rows, max(1, rows // shape.files // max(1, shape.sources))))
     for name, each in {"small": small, "table": shape}.items():
         (folder / name).mkdir(parents=True)
         write(each, folder / name)

@@ -244,21 +244,8 @@ def _wider_shape_of(number: int) -> Shape:
     }
     if options["num_workers"] and some(True, False, False):
         options["worker_type"] = "process"
-    if job == "sequences":
-        options["pack"] = Pack(seq_len=some(128, 1024), strategy=some("concat", "best_fit", "pad"))
-        options["batch_size"] = some(2, 16)
-    elif content == "nested":
-        options |= {"output_format": some("arrow", "numpy", "dict"), "unsupported": "list"}
-    elif content in {"lists", "tokens"}:
-        options["ragged"] = some("nested", "offsets", "pad")
-    else:
-        options["output_format"] = some("torch", "torch", "numpy", "arrow", "dict")
-    if content == "mixed":
-        options |= {"nulls": "mask", "strings": some("list", "codes")}
-    if job == "budget":
-        options["ragged"] = "pad"
-        options["batch_size"] = Budget(tokens=some(2_000, 40_000), length="input_ids", counts=some("padded", "rows"))
-    elif options["shuffle"] in (True, False, "rows") and some(True, False):
+    options |= _wider_form_of(job, content, some)
+    if job != "budget" and options["shuffle"] in (True, False, "rows") and some(True, False):
         sources = some(2, 3)
     if options["shuffle"] == "rows":
         options["row_store"] = some("memory", "files")
@@ -270,6 +257,25 @@ def _wider_shape_of(number: int) -> Shape:
     rows = (_TABLE_MIB[kind] << 20) // CONTENTS[content][1] // files // max(1, sources)
     group_rows = some(rows // 50 + 1, rows // 8 + 1, rows)
     return Shape(number, kind, content, files, rows, group_rows, far, options, sources)
+
+
+def _wider_form_of(job: str, content: str, some: Callable[..., Any]) -> dict[str, Any]:
+    """Draw what batches hold, and the form of their columns."""
+    if job == "budget":
+        some(1, 2, 3)  # so that the numbers of these shapes stay theirs
+        budget = Budget(tokens=some(2_000, 40_000), length="input_ids", counts=some("padded", "rows"))
+        return {"ragged": "pad", "batch_size": budget}
+    if job == "sequences":
+        pack = Pack(seq_len=some(128, 1024), strategy=some("concat", "best_fit", "pad"))
+        return {"pack": pack, "batch_size": some(2, 16)}
+    if content == "nested":
+        return {"output_format": some("arrow", "numpy", "dict"), "unsupported": "list"}
+    if content in {"lists", "tokens"}:
+        return {"ragged": some("nested", "offsets", "pad")}
+    found = {"output_format": some("torch", "torch", "numpy", "arrow", "dict")}
+    if content == "mixed":
+        found |= {"nulls": "mask", "strings": some("list", "codes")}
+    return found
 
 
 def write(shape: Shape, folder: Path) -> None:
@@ -464,7 +470,7 @@ def epoch_of(shape: Shape, table: Path) -> int:
     with as_a_store() if shape.far else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader, dataset = _opened(shape, table)
-        bound = dataset.explain().memory_bound
+        bound: int = dataset.explain().memory_bound
         read(loader)
     return bound
 

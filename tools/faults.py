@@ -65,15 +65,15 @@ _BATCHES = (
 )
 FAULTS = (
     Fault(
-        *(1, "a rank misses the last split", "planning/runs.py"),
-        "(first - len(runs)) // step",
-        "(first + 1 - len(runs)) // step",
+        *(1, "a rank misses the last split", "planning/ranks.py"),
+        "return Hands.every(order, ranks, len(target))",
+        "return Hands.every(order.take(np.arange(max(0, len(order) - 1))), ranks, len(target))",
         _EXACTLY_ONCE,
     ),
     Fault(
         *(1, "a rank that is balanced drops a row that moves", "planning/ranks.py"),
-        "low = np.maximum(taken[ranks[to]], given[donor])",
-        "low = 1 + np.maximum(taken[ranks[to]], given[donor])",
+        "start = np.concatenate((np.zeros_like(ranks), low))[by_rank]",
+        "start = np.concatenate((np.zeros_like(ranks), low + 1))[by_rank]",
         ("tests/laws/test_exactly_once_in_plans.py", "tests/rooms/test_engine_even_ranks.py"),
     ),
     Fault(

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_table_loader.errors import StorageError
+from torch_table_loader.forks import this_process
 from torch_table_loader.system import start
 
 T = TypeVar("T")
@@ -192,6 +193,7 @@ class Threads(Executor):
         """
         self._most, self._name, self._joined = threads, name, joined
         self._left = False
+        self._home = this_process()
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Each with what it sets when it ends."""
@@ -217,7 +219,12 @@ class Threads(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for all calls; after an error only for those that run, which end soon or are left behind."""
+        """Wait for all calls; after an error only for those that run, which end soon or are left behind.
+
+        In a forked process, which may drop a block that its parent is in, there are no threads to wait for.
+        """
+        if self._home != this_process():
+            return
         self._left = kind is not None
         for _ in self._threads:
             self._calls.put(None)

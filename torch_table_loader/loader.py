@@ -21,6 +21,7 @@ from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fact_tables import Table, html_of
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
@@ -306,7 +307,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
 
         Args:
             step: counted as in the state: from 0 at the epoch's start, or at the last change of topology, weights or
-                sequence length.
+                sequence length; with ``shuffle="rows"``, whose states know no steps, also at a loaded state.
 
         Returns:
             `RowSpan` and `LiveSpan`, for a mixture `SourceRow`, in the order of delivery, without padding.
@@ -371,7 +372,7 @@ class LoaderIterator(Iterator[B_co]):
         self._asked, self._changes = job.asked, job.asked.changes
         self._loader = loader
         self._entry: EpochOfAccelerate | None = None
-        self._turn = threading.RLock()
+        self._turn = OfProcess(threading.RLock)
         self._is_over = False
         self._watched_batches = sizes().watched_batches
         self._error: BaseException | None = None
@@ -396,7 +397,7 @@ class LoaderIterator(Iterator[B_co]):
 
     def skip(self, batches: int) -> None:
         """Go on after some global batches; see `TableLoader.skip`."""
-        with self._turn:
+        with self._turn.own:
             self._position.skip(batches)
             self._position.newest = self.progress
             self.go_on(self._position.begin())
@@ -421,7 +422,7 @@ class LoaderIterator(Iterator[B_co]):
 
     def __next__(self) -> B_co:
         """Return the next batch."""
-        with self._turn:
+        with self._turn.own:
             try:
                 entry = self._entry or self._enter()
                 if self._changes != self._asked.changes and not self._is_over:

@@ -310,12 +310,13 @@ class LoaderOptions:
         """Whether processes of their own make batches."""
         return self.worker_type != "thread" and self.num_workers != 0
 
-    @property
-    def reads_all_bytes(self) -> bool:
-        """Whether this process fetches all bytes of the table's files in each epoch, unless other ranks do."""
+    def bytes_to_keep(self, num_ranks: int) -> int:
+        """Return how much of far files planning keeps for the first epoch: nothing unless this process reads all."""
         some = self.column_names is not None or self.filters is not None or self.schema is not None
-        elsewhere = self.processes or self.remote.cache_dir is not None
-        return self.samples.are_rows and not some and not elsewhere
+        elsewhere = num_ranks > 1 or self.processes or self.remote.cache_dir is not None
+        if some or elsewhere or not self.samples.are_rows:
+            return 0
+        return self.ahead_bytes // 2
 
     @property
     def start_method(self) -> Literal["fork", "spawn", "forkserver"] | BaseContext | None:

@@ -17,9 +17,6 @@ class Sizes:
     """
 
     # planning/
-    weights_at_once: int = 1 << 20
-    """Rows whose weights are summed up together."""
-
     numbers_at_once: int = 1 << 20
     """Numbers that are summed together. This many numbers of 27 bits still add up exactly in float64, and no more."""
 
@@ -112,6 +109,9 @@ class Sizes:
 
     inference_bytes: int = 1 << 30
     """Bytes of a text file whose types are guessed: it is parsed whole in memory, and a larger one refused."""
+
+    orc_footer_bytes: int = 64 << 20
+    """Bytes of an ORC footer at most, decompressed: it holds the least and the greatest text of each column, whole."""
 
     json_levels: int = 200
     """Objects and arrays of JSON inside of one another: parsers call themselves for each, and would end the process.

@@ -18,6 +18,7 @@ from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
 from torch_table_loader.formats.orc.orc import OrcReader, read_tail
 from torch_table_loader.formats.orc.orc_encodings import are_within, bounds_of, decompressed
+from torch_table_loader.sizes import small_sizes
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
@@ -47,6 +48,20 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole(tmp_path: Path) ->
     meta = inspect(data_file(path, "orc"))
     assert meta.group_rows == (2,)
     assert meta.schema.equals(table.schema)
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_a_footer_that_is_too_large_is_refused_before_it_is_decompressed(tmp_path: Path, compression: str) -> None:
+    """Statistics have the least and the greatest text whole, of which a few bytes may be stored."""
+    path = tmp_path / "x.orc"
+    orc.write_table(pa.table({"s": ["x" * 3_000_000]}), str(path), compression=compression)
+    with (
+        small_sizes(orc_footer_bytes=1 << 22),
+        pytest.raises(TableError, match=r"x\.orc.*footer may come to [56].*MiB"),
+    ):
+        inspect(data_file(path, "orc"))
+    with small_sizes(orc_footer_bytes=1 << 23):
+        assert inspect(data_file(path, "orc")).group_rows == (1,)
 
 
 def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:

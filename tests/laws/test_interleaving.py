@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.strategies import table
 from tests.tables.planned import World
 from torch_table_loader import TargetSizeStrategy
@@ -186,6 +186,7 @@ def test_a_dealt_window_gives_each_batch_one_row_of_every_run(length: int, batch
 @pytest.mark.parametrize("first", [None, 4])
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("table_of", ["sorted", "large", "days"])
+@daily(4)
 def test_batches_of_a_sorted_table_are_like_random_ones(table_of: str, ranks: int, first: int | None) -> None:
     """Spread and drift of the row numbers of the batches that one step of all ranks trains on; uniform: 1 and 1."""
     sizes = {

@@ -21,6 +21,7 @@ LEVELS = {
     "cancellation": 0,
     "causes": 0,
     "errors": 0,
+    "forks": 0,
     "installed": 0,
     "local_files": 0,
     "cached": 0,

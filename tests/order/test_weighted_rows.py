@@ -144,7 +144,7 @@ def test_a_point_finds_the_row_that_covers_it(weights: list[int], seed: int) -> 
 def test_sums_do_not_depend_on_the_size_of_parts() -> None:
     weights = np.random.default_rng(0).random(1000).tolist()
     whole = sums_of(weights)
-    with small_sizes(weights_at_once=7):
+    with small_sizes(numbers_at_once=7):
         assert np.array_equal(sums_of(weights), whole)
 
 

@@ -32,6 +32,7 @@ from tests.text.packing_reference import (
 )
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, Stop, StructuredDataset, TableLoader
 from torch_table_loader.schedules import Done, Schedule
+from torch_table_loader.testing import small_sizes
 
 KINDS: dict[str, dict[str, Any]] = {
     "streams": {"shuffle": "splits"},
@@ -374,6 +375,7 @@ def test_tokens_of_a_source_that_is_gone_stay_counted(tables: dict[str, str], ki
 
 
 @pytest.mark.parametrize("pack", [PACK, full_pack(seq_len=3, labels="shifted")], ids=["lengths", "length"])
+@small_sizes(gather_rows=12)  # by default workers read hundreds of rounds of so few documents ahead
 def test_a_state_says_the_tokens_before_its_weights(tables: dict[str, str], pack: Pack) -> None:
     options: dict[str, Any] = {"pack": pack, "weights": {0: WEIGHTS, 4: EVEN}, "stop": "forever", "num_ranks": 1}
     begun, _ = job(tables, "rows", None, 4, **options)

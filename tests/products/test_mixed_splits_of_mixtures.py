@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.shapes import held_of
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.mixtures.mixed_worlds import ranks_take, worlds
 from tests.states import is_ended
 from tests.tables.plain import meant_warnings
@@ -53,6 +53,7 @@ def make(
 
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("weights", ["rows", {"a": 3, "b": 1}, {"a": 1, "b": 1}], ids=str)
+@daily(2)
 def test_batches_draw_on_all_parts_of_each_source(tables: dict[str, str], ranks: int, weights: Any) -> None:
     """A uniform order has 1 of both; consecutive rows have a spread of 0, and a drift of the root of the batch."""
     world = {"num_ranks": ranks, "batch_size": 64 // ranks, "num_workers": 0}
@@ -167,6 +168,7 @@ _SHAPES: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("files", "rows", "group", "width", "options"), _SHAPES.values(), ids=_SHAPES)
+@daily(2)
 def test_windows_of_all_sources_stay_within_the_bound(
     tmp_path: Path, files: int, rows: int, group: int, width: int, options: dict[str, Any]
 ) -> None:

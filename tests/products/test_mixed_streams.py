@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.mixtures.mixed_worlds import Row, ranks_take, source_rows, worlds, write_texts
 from tests.states import is_ended
 from tests.tables.iceberg import COLUMNS, IcebergWriter
@@ -130,6 +130,7 @@ def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
 
 @pytest.mark.parametrize("weights", [WEIGHTS, {"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 1, "c": 0}], ids=str)
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "batch_size": 11}], ids=str)
+@daily(2)
 def test_an_epoch_ends_where_one_more_share_of_each_would_exhaust_a_source(
     tables: dict[str, str], weights: dict[str, int], options: dict[str, Any]
 ) -> None:
@@ -190,6 +191,7 @@ def test_what_streams_cannot_do_is_refused_by_name(tables: dict[str, str], optio
         ({"split_strategy": FirstFile()}, "pass one that covers each row once"),
     ],
 )
+@daily(3)
 def test_a_source_that_cannot_be_mixed_is_refused_by_name(tables: dict[str, str], options: Any, message: str) -> None:
     source = partial(StructuredDataset, tables["a"], **({"shuffle": "splits"} | options))
     other = partial(StructuredDataset, tables["b"], shuffle="splits")

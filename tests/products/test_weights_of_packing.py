@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, Weights
 
@@ -96,6 +96,7 @@ def test_each_document_comes_as_often_as_its_column_says_each_time_whole(table: 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(1)
 def test_fractions_come_so_often_on_average_and_lengths_are_known(table: str, strategy: Any) -> None:
     loader, found = make(table, Weights(repeats="x"), strategy), Counter[int]()
     epochs = 40
@@ -115,6 +116,7 @@ def test_fractions_come_so_often_on_average_and_lengths_are_known(table: str, st
 
 @pytest.mark.parametrize("weights", [Weights(column="x"), "n", Weights(samples=6), Weights(column="n", samples=40)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(4)
 def test_documents_are_drawn_by_weight_as_rows_are(table: str, strategy: Any, weights: Any) -> None:
     loader = make(table, weights, strategy)
     with meant_warnings():
@@ -193,6 +195,7 @@ def test_excluded_documents_do_not_come_and_the_others_come_as_often(table: str)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(1)
 def test_a_source_of_a_mixture_repeats_documents_in_each_round(table: str, strategy: Any) -> None:
     pack = Pack(seq_len=40, tokens="tokens", strategy=strategy, eos_id=END, labels=None)
     asked: dict[str, Any] = {"pack": pack, "shuffle": "rows"}

@@ -8,9 +8,11 @@ import weakref
 from collections.abc import Callable
 from multiprocessing import get_context
 from queue import SimpleQueue
+from typing import Any, cast
 
 import pytest
 
+from torch_table_loader.engine.workers.processes import IdleProcesses
 from torch_table_loader.engine.workers.threads import ThreadPool
 
 
@@ -99,3 +101,29 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
     may_end.set()
     wait()
     assert not ran
+
+
+class TakenMeanwhile(list[Any]):
+    """A list of which another thread takes the last value right after somebody looked whether it has one."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_two_threads_may_take_the_last_idle_thread_at_once() -> None:
+    pool = ThreadPool()
+    pool._idle = TakenMeanwhile()
+    done = threading.Event()
+    pool.begin(done.set)()
+    assert done.is_set()
+    pool.shut_down()
+
+
+def test_two_threads_may_take_the_last_idle_processes_at_once() -> None:
+    idle = IdleProcesses()
+    idle._idle = TakenMeanwhile()
+    assert idle.following(cast("Any", None), []) is None
+    idle.shut_down()

@@ -21,6 +21,7 @@ of_one_table = pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, sc
 
 @of_one_table
 @pytest.mark.parametrize("filtered", [False, True])
+@daily(2)
 def test_the_first_rows_are_those_that_live(mode: Mode, tables: Path, filtered: bool) -> None:
     options: dict[str, Any] = {"filters": "k < 7", "columns": ["k", "x"]} if filtered else {}
     dataset = mode.open(tables, **options)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.shapes import as_a_store, held, own_pool
+from tests.effort import daily
 from torch_table_loader import ConfigError, Explanation, StructuredDataset, TableError
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 
@@ -50,6 +51,7 @@ _JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("job", _JOBS)
 @pytest.mark.parametrize("memory", ["48MiB", "64MiB", "256MiB"])
+@daily(4)
 def test_a_rank_holds_at_most_the_memory_it_is_given(table: Path, job: str, memory: str) -> None:
     found = held(table, batch_size=128, shuffle_buffer_size=memory, **_JOBS[job])
     assert found.used <= found.bound <= int(memory.removesuffix("MiB")) << 20
@@ -64,6 +66,7 @@ def test_what_cannot_fit_is_refused_when_the_loader_is_made_with_the_numbers(tab
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 16}, {"columns": ["x0"]}, {"num_workers": 1}], ids=str)
+@daily(1)
 def test_what_the_refusal_advises_helps(table: Path, change: dict[str, Any]) -> None:
     options: dict[str, Any] = {"shuffle_buffer_size": "48MiB", "batch_size": 16_384, "shuffle": "splits"}
     advice = r"with 4 workers.*pass a smaller batch_size, fewer num_workers, fewer columns=, or more memory"
@@ -156,6 +159,7 @@ _HUGE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
 @pytest.mark.parametrize("how", _HUGE)
+@daily(3)
 def test_a_value_that_alone_exceeds_the_memory_is_refused_before_it_is_paid(
     tmp_path: Path, how: str, *, far: bool
 ) -> None:

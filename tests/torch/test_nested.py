@@ -60,6 +60,7 @@ def test_its_batches_are_those_of_as_many_lanes(table: Path, workers: int, optio
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
+@daily(1)
 def test_rows_that_nobody_counted_come_once(table: Path, workers: int) -> None:
     loader, _ = own_loader(table, workers, filters=pc.field("x") >= 7, count_filtered=False)
     with meant_warnings():

@@ -145,6 +145,7 @@ def test_the_accuracy_of_the_quick_start_is_right(tables: Path, wrap: str, shuff
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("num_workers", [0, 2])
+@daily(2)
 def test_a_loader_of_ones_own_has_as_many_steps_as_batches(tables: Path, kind: Any, num_workers: int) -> None:
     dataset: Any = SPLITS.open(tables)
     loader = kind(dataset, batch_size=None, num_workers=num_workers)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from torch_table_loader import StructuredDataset, option_checks, options, units
 from torch_table_loader.batching import codec
 from torch_table_loader.engine import machine, plan_check
@@ -79,6 +80,7 @@ def checked_by(deed: Callable[[], Any]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@daily(2)
 def test_only_options_that_the_caller_gives_are_checked_and_each_once(table: Path, mode: str) -> None:
     given = {**SHAPE, **MODES[mode], "num_ranks": RANKS, "rank": 0, "num_workers": 2}
     assert checked_by(lambda: made(table, mode)).total() == len(given)

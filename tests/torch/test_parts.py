@@ -133,6 +133,7 @@ def floats_of(kind: np.dtype[Any]) -> pa.Array:
 
 @pytest.mark.parametrize(("kind", "encoded"), [("f2", False), ("f4", False), ("f4", True), ("f8", False), ("f8", True)])
 @pytest.mark.parametrize("columns", ["f", ["f", "s"], ["s", "f"], ["s", "f", "f"]], ids=str)
+@daily(7)
 def test_equal_floats_are_in_one_part(kind: str, encoded: bool, columns: Any) -> None:
     column = floats_of(np.dtype(kind))
     table = pa.table({"f": column.dictionary_encode() if encoded else column, "s": ["-0"] * 6, "x": range(6)})

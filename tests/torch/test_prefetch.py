@@ -123,6 +123,7 @@ def test_no_more_batches_are_finished_than_was_asked_for(
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
 @in_each_mode
+@daily(3)
 def test_the_first_batch_waits_for_no_other_batch_of_its_block(mode: Mode, table: Path, worker_type: str) -> None:
     counting = Counting()
     options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type, "num_workers": 1}
@@ -132,6 +133,7 @@ def test_the_first_batch_waits_for_no_other_batch_of_its_block(mode: Mode, table
 
 
 @in_each_mode
+@daily(1)
 def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(mode: Mode, table: Path) -> None:
     counting = Counting()
     dataset = mode.open(table, batch_size=8, collate_fn=counting)
@@ -183,6 +185,7 @@ def test_a_rank_that_mixes_splits_collates_batches_side_by_side(table: Path, mon
 
 
 @in_each_mode
+@daily(1)
 def test_explain_counts_the_collated_batches_apart(table: Path, mode: Mode) -> None:
     dataset: Any = make(mode, table, collate_fn=dict, prefetch_batches=4).dataset
     assert dataset.explain().collated_batches == LANES * 4

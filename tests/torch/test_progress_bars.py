@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
 from torch_table_loader.testing import small_sizes
@@ -47,6 +48,7 @@ def last_drawn(text: str, label: str) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@daily(2)
 def test_each_worker_has_a_bar_where_asked_for(table: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     loader = loader_of(table, show_progress="workers", **MODES[mode])
     steps = len(list(loader))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from deltalake import write_deltalake
 
+from tests.effort import daily
 from tests.tables.catalogs import load_catalog
 from torch_table_loader import (
     ConfigError,
@@ -75,6 +76,7 @@ def check(batches: Any, times: int = 1) -> None:
     ],
     ids=str,
 )
+@daily(2)
 def test_each_row_has_its_values(path: str, options: dict[str, Any]) -> None:
     check(StructuredDataset.create_dataloader(path, batch_size=6, unsupported="list", **options)[0])
 
@@ -143,6 +145,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("name", TIMES)
+@daily(3)
 def test_a_time_that_python_has_no_object_for_names_its_file_and_column(tmp_path: Path, name: str) -> None:
     for number in (0, 1):
         part = pa.table({"x": [number], "v": TIMES[name].slice(number, 1)})
@@ -187,6 +190,7 @@ def with_nanoseconds(values: list[int | None], kind: pa.DataType) -> dict[str, t
     "kind", [pa.timestamp("ns"), pa.timestamp("ns", "Asia/Tokyo"), pa.duration("ns"), pa.time64("ns")]
 )
 @pytest.mark.parametrize("values", [NANOSECONDS, ROUND], ids=["any", "whole microseconds"])
+@daily(3)
 def test_nanoseconds_come_exactly_and_as_one_type(tmp_path: Path, kind: pa.DataType, values: list[int | None]) -> None:
     if pa.types.is_time(kind):
         values = [None if value is None else abs(value) % 86_400_000_000_000 for value in values]

@@ -149,6 +149,7 @@ def test_every_mode_delivers_the_same(
 
 @pytest.mark.parametrize("footers", ["eager", "lazy"])
 @pytest.mark.parametrize("split_deletes", [False, True])
+@daily(2)
 def test_an_iceberg_table_with_deletes_of_every_kind_is_streamed(
     tables: Path, far: Callable[[], Any], footers: str, split_deletes: bool
 ) -> None:
@@ -163,6 +164,7 @@ def test_an_iceberg_table_with_deletes_of_every_kind_is_streamed(
 
 
 @pytest.mark.parametrize("step", [1, 7, 13])
+@daily(1)
 def test_a_resumed_epoch_fetches_what_is_left(tables: Path, far: Callable[[], Any], step: int) -> None:
     whole = SPLITS.read(SPLITS.make(tables))
     with far():
@@ -334,6 +336,7 @@ def test_columns_of_row_groups_that_are_decoded_together_are_fetched_once(
 @pytest.mark.parametrize("split_deletes", [False, True])
 @pytest.mark.parametrize("lanes", [0, 3])
 @small_sizes(late_s=60)
+@daily(2)
 def test_deletes_change_nothing_in_what_is_fetched(
     tmp_path: Path, far: Callable[[], Any], lanes: int, split_deletes: bool
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.effort import daily
 from tests.rooms.test_docs import blocks_of
 from torch_table_loader.cli.main import main
 
@@ -47,6 +48,7 @@ def run(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: 
 
 
 @pytest.mark.parametrize("stopped_in", [1, 10, 11, STEPS, STEPS + 1, STEPS + 12, 2 * STEPS])
+@daily(3)
 def test_the_script_ends_with_the_same_model_wherever_it_was_stopped(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: int
 ) -> None:

@@ -172,6 +172,7 @@ def test_every_format_goes_on_at_the_next_row(tmp_path: Path, form: str, filtere
 @pytest.mark.parametrize(
     "wanted", [pc.field("day") >= 2, (pc.field("day") >= 2) & (pc.field("k") < 5), pc.field("k") < 5], ids=str
 )
+@daily(1)
 def test_hive_tables_go_on_under_filters(tmp_path: Path, wanted: pc.Expression) -> None:
     for day, sizes in enumerate([[7, 9], [12], [5, 5, 5], [20]]):
         write_table(tmp_path / f"day={day}", [sizes])
@@ -245,6 +246,7 @@ def test_padding_is_marked_where_it_repeats_rows_of_a_window_that_was_open(table
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("drop_last", [False, True])
+@daily(2)
 def test_uncounted_rows_go_on_after_every_batch_on_their_own_rank(
     table: Path, window: int | None, drop_last: bool
 ) -> None:
@@ -311,6 +313,7 @@ def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: 
 )
 @pytest.mark.parametrize("filters", [None, FILTER], ids=["all rows", "filtered"])
 @pytest.mark.parametrize("history", [[(4, 2)], [(4, 2), (2, 3), (1, 1)]], ids=["one stage", "three stages"])
+@daily(3)
 def test_each_stage_is_laid_out_once_for_all_that_is_asked(
     table: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -345,6 +348,7 @@ def test_each_stage_is_laid_out_once_for_all_that_is_asked(
 
 @pytest.mark.parametrize("filters", [None, FILTER], ids=["all rows", "filtered"])
 @pytest.mark.parametrize("mixed", [True, "splits"], ids=["mixed", "splits"])
+@daily(2)
 def test_rows_are_placed_once_for_all_stages_and_each_rank_is_planned_once_in_each(
     table: Path, monkeypatch: pytest.MonkeyPatch, mixed: Any, filters: pc.Expression | None
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.resident import ALLOCATORS, TIMES, Resident, resident
-from bench.shapes import COUNT, IN_PROCESSES, shape_of
+from bench.shapes import COUNT, IN_PROCESSES, WIDER, shape_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def _marks(number: int, allocator: str) -> list[pytest.MarkDecorator]:
     ("number", "allocator"),
     [
         pytest.param(number, allocator, marks=_marks(number, allocator))
-        for number in range(COUNT + IN_PROCESSES)
+        for number in (*range(COUNT + IN_PROCESSES), *WIDER)
         for allocator in ALLOCATORS
     ],
 )

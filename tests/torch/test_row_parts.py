@@ -291,6 +291,7 @@ def documents_by_megatron(split: str, rows: int) -> dict[str, range]:
     ],
 )
 @pytest.mark.parametrize("form", ["megatron", "flat", "parquet"])
+@daily(6)
 def test_weights_of_megatrons_split_give_its_parts(tmp_path: Path, form: str, typed: str, weights: Any) -> None:
     tables = {f"{number}": documents_of(number, size) for number, size in enumerate((250, 1, 33, 999))}
     write(tmp_path / "t", form, tables)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from tests.effort import daily
 from tests.states import with_newest
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
@@ -124,6 +125,7 @@ SEVERAL: dict[str, tuple[Any, list[int]]] = {
 
 
 @pytest.mark.parametrize("several", SEVERAL)
+@daily(4)
 def test_the_map_gives_several_places_as_one_batch(table: str, several: str, monkeypatch: pytest.MonkeyPatch) -> None:
     view = make(table)[1].as_map()
     gathers = Gathers(monkeypatch)
@@ -164,6 +166,7 @@ def test_the_map_gives_one_place_as_one_row(table: str, place: Any) -> None:
     ],
     ids=repr,
 )
+@daily(6)
 def test_the_map_refuses_what_is_no_place(table: str, index: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         make(table)[1].as_map()[index]

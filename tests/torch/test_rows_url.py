@@ -113,6 +113,7 @@ def test_resume_map_and_exclusion(table: str, machine: Callable[[str], None], ur
 
 
 @pytest.mark.parametrize("workers", [{"num_workers": 0}, {}, {"worker_type": "process", "num_workers": 2}], ids=str)
+@daily(1)
 def test_what_came_from_the_store_is_counted(
     table: str, machine: Callable[[str], None], url: str, workers: dict[str, Any]
 ) -> None:

@@ -105,6 +105,7 @@ def test_splits_is_another_word_for_true(table: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 3, 8, 500])
+@daily(2)
 def test_windows_permute_rows_inside_a_lane_and_batches_hold_them_so(table: Path, window: int) -> None:
     options = OPTIONS | {"shuffle": False, "num_workers": 1}
     plain = ids(deliver(table, **options))

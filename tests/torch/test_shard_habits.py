@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.tables.tensor_shards import tensor, write_shard
 from tests.waiting import until
@@ -48,6 +49,7 @@ def in_files(*files: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
+@daily(1)
 def test_file_i_goes_whole_to_rank_i_mod_r_one_after_the_other(shards: Path, ranks: int) -> None:
     for rank in range(ranks):
         loader = make(shards, num_ranks=ranks, rank=rank, even_ranks=False)

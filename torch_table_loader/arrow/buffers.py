@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.forks import OfProcess
+
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
@@ -69,7 +71,7 @@ class Arena:
         """Return the next array, with undefined values."""
         kind = np.dtype(dtype)
         start, num_bytes = self._at, prod(shape) * kind.itemsize
-        self._at += aligned(num_bytes)
+        self._at += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return np.ndarray(shape, kind, self._memory, start)
 
 
@@ -153,10 +155,10 @@ class LargeArrays:
     blocks: ReusedBlocks | None = None
     """Those of this process; None while none is open."""
     _open = 0
-    _lock = threading.RLock()  # the garbage collector may call `_end` wherever it runs
+    _lock = OfProcess(threading.RLock)  # the garbage collector may call `_end` wherever it runs
 
     def __init__(self) -> None:
-        with LargeArrays._lock:
+        with LargeArrays._lock.own:
             LargeArrays._open += 1
             LargeArrays.blocks = LargeArrays.blocks or ReusedBlocks()
         self.close = weakref.finalize(self, LargeArrays._end)
@@ -165,7 +167,7 @@ class LargeArrays:
 
     @staticmethod
     def _end() -> None:
-        with LargeArrays._lock:
+        with LargeArrays._lock.own:
             LargeArrays._open -= 1
             if not LargeArrays._open and LargeArrays.blocks is not None:
                 LargeArrays.blocks.close()

@@ -26,6 +26,6 @@ class Newest(Generic[K, V]):
         if (known := self._by_key.get(key)) is not None:
             return known
         made = self._by_key[key] = make()
-        while len(self._by_key) > self._most:
-            del self._by_key[next(iter(self._by_key))]
+        for old in list(self._by_key)[: -self._most]:
+            self._by_key.pop(old, None)  # another thread may have taken it out
         return made

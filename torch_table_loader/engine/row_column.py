@@ -18,6 +18,7 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.row_store import check_owner, read_tasks
 from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.records import content_key
@@ -153,7 +154,7 @@ class RowSums(ABC):
         self.place = kept.place
         self._rows = len(kept.cells) - 1
         self._made: Any = self._make(kept.cells)
-        self._lock = threading.Lock()
+        self._lock = OfProcess(threading.Lock)
 
     @abstractmethod
     def _make(self, cells: Ints) -> Any:
@@ -162,7 +163,7 @@ class RowSums(ABC):
     @property
     def made(self) -> Any:
         """What `_make` returned; sums in a file are mapped when they are first wanted."""
-        with self._lock:
+        with self._lock.own:
             if self._made is None:
                 assert self.place is not None  # noqa: S101 only sums in files are left out of a pickle
                 if (found := open_sums(self.place, self._rows)) is None or found[1] != self.digest:
@@ -179,12 +180,14 @@ class RowSums(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a file has."""
-        left_out = ("_lock",) if self.place is None else ("_lock", "_made")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        state = dict(vars(self))
+        if self.place is not None:
+            del state["_made"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Map nothing yet."""
-        vars(self).update({"_made": None} | state, _lock=threading.Lock())
+        vars(self).update({"_made": None} | state)
 
 
 def name_of_sums(table: Table, form: int, argument: str, column: str) -> str:

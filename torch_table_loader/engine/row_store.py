@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from torch_table_loader.arrow.datatypes import is_text, is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, place_on_this_node, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import titled, warn_caller
 from torch_table_loader.option_values import anywhere
@@ -136,7 +137,7 @@ class RowStoreHandle:
         self._reader = reader
         self._draws_every = options.progress_interval if options.show_progress else None
         self._title = titled("row store", options.show_progress)
-        self._lock = threading.Lock()
+        self._lock = OfProcess(threading.Lock)
         self._rows: StoredRows | FarRows | None = None
         self._memory = options.rows_kept.memory_bytes
         self._fetching = fetching
@@ -303,7 +304,7 @@ class RowStoreHandle:
             TableError: it is damaged, or the table is.
             StorageError: there is no room for it, or its folder is not safe to use.
         """
-        with self._lock:
+        with self._lock.own:
             if self._rows is None:
                 threads = self._builders
                 if self.in_place is not None:
@@ -435,14 +436,14 @@ class RowStoreHandle:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was opened: whoever unpickles this opens the store's files."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_lock", "_rows")}
+        state = {name: value for name, value in vars(self).items() if name != "_rows"}
         if isinstance(self._rows, StoredRows):
             state["_inherited"] = self._rows.text is None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open nothing yet."""
-        vars(self).update(state, _lock=threading.Lock(), _rows=None)
+        vars(self).update(state, _rows=None)
         if self.in_memory:
             warn_caller(
                 "a row store in memory is built again in each process that is not forked; pass row_store= a directory"

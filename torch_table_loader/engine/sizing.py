@@ -109,19 +109,22 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0, memory:
     return -(-aimed // batch_size) * batch_size
 
 
-def rows_of_an_open_read(row_bytes: int, rows: int, piece: int, group_rows: int, splits: int) -> int:
+def rows_of_an_open_read(
+    row_bytes: int, rows: int, piece: int, group_rows: int, splits: int, memory: int = DEFAULT_MEMORY
+) -> int:
     """Size the reads of splits that are open side by side: no more than they are asked for, or is worth a call.
 
     Args:
         rows: of a read of one split alone; whole row groups stay whole.
         piece: rows of a split in a window.
+        memory: of a rank.
 
     >>> rows_of_an_open_read(80, 40_000, 1000, 400, 16), rows_of_an_open_read(80, 40_000, 1000, 20_000, 16)
     (6553, 20000)
     >>> rows_of_an_open_read(80, 100_000, 20_000, 10**6, 4)
     26214
     """
-    least = CHUNK_BYTES // splits // row_bytes
+    least = _within(CHUNK_BYTES, memory) // splits // row_bytes
     if group_rows <= rows:
         least = max(least, group_rows)
     return min(rows, max(piece, least))

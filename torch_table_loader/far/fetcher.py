@@ -27,6 +27,7 @@ from torch_table_loader.far.disk_cache import RangeKey
 from torch_table_loader.far.fetch_queue import FetchQueue, Request, Requests, Stage, Task, joined
 from torch_table_loader.far.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
 from torch_table_loader.far.requests import Piece
+from torch_table_loader.forks import this_process
 from torch_table_loader.ranges import FetchStats, PlannedRead
 from torch_table_loader.system import start
 
@@ -49,6 +50,7 @@ class Fetcher:
         settings: FetchSettings,
     ) -> None:
         self.stats = FetchStats()
+        self._home = this_process()
         self._storage = storage
         self._place = storage.place
         self._queue = FetchQueue(plan, settings.ahead_bytes)
@@ -80,6 +82,8 @@ class Fetcher:
 
     def end(self, lane: int) -> None:
         """Release what a lane's newest read holds."""
+        if self._is_copy:
+            return
         with self._wanted:
             self._queue.end(lane)
             self._wanted.notify()
@@ -97,6 +101,8 @@ class Fetcher:
 
     def remove(self, task: Task) -> None:
         """Release what an added read holds, and wake the threads that wait for it."""
+        if self._is_copy:
+            return
         with self._wanted:
             self._queue.remove(task)
             self._wanted.notify()
@@ -107,6 +113,8 @@ class Fetcher:
 
         Bytes that arrived are in the disk cache by then: the next epoch finds them there.
         """
+        if self._is_copy:
+            return
         with self._wanted:
             self._closed = True
             _LEARNED[self._place] = self._limit
@@ -221,6 +229,11 @@ class Fetcher:
         wait_for(self._arrived, lambda: over() or self._closed, timeout)
         self.stats.seconds_waiting += time.monotonic() - began
         self._check_open()
+
+    @property
+    def _is_copy(self) -> bool:
+        """Whether a fork left this to a process that has none of its threads, and may only drop it."""
+        return self._home != this_process()
 
     def _check_open(self, requests: Requests | None = None) -> None:
         if self._closed or (requests is not None and requests.is_over):
@@ -441,7 +454,7 @@ def reading_parts(storage: RangeStorage, settings: FetchSettings) -> Iterator[Pa
 _LOOK_AGAIN_S = 0.05
 
 _WRITING_S = 5.0
-"""How long the end of an epoch waits for a local disk; a fork leaves threads behind that never end."""
+"""How long the end of an epoch waits for a local disk."""
 
 _LEARNED: dict[str, InFlightLimit] = {}
 """By store: what its requests have taught this process."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 from torch_table_loader.cached import cached_property
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import TableError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.local_files import make_folder, read_regular
 from torch_table_loader.planning.record_ranges import coalesce, in_windows, joined
 from torch_table_loader.ranges import FileParts, Range
@@ -255,7 +256,7 @@ class RemoteRows:
         self._open_reader = open_reader
         self.layout = files.manifest.layout
         self.num_rows = files.manifest.num_rows
-        self._fetching_words = threading.Lock()
+        self._fetching_words = OfProcess(threading.Lock)
         self._found_words: tuple[pa.Array, ...] | None = None
         least = sizes().window_rows
         self._most = max(least, window_bytes // row_width(self.layout))
@@ -296,7 +297,7 @@ class RemoteRows:
         manifest = self._files.manifest
         if not manifest.codes:
             return ()
-        with self._fetching_words:
+        with self._fetching_words.own:
             if self._found_words is None:
                 self._found_words = words_of(self._whole(WORDS), manifest, self._files.origin)
             return self._found_words

@@ -17,6 +17,7 @@ from typing_extensions import override
 from torch_table_loader.cached import cached_property
 from torch_table_loader.contracts import RangeStorage
 from torch_table_loader.errors import MissingPathError, StorageError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SmallFiles(RangeStorage):
         self._folder = folder
         self._left = most_bytes
         self._kept: dict[tuple[str, FileVersion], Any] = {}
-        self._lock = threading.Lock()
+        self._lock = OfProcess(threading.Lock)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the storage has beyond the contract."""
@@ -87,7 +88,7 @@ class SmallFiles(RangeStorage):
     @property
     def brought_bytes(self) -> int:
         """Bytes of the files that are kept."""
-        with self._lock:
+        with self._lock.own:
             return sum(version.num_bytes for _, version in self._kept)
 
     @override
@@ -95,13 +96,13 @@ class SmallFiles(RangeStorage):
         if version is None or stop != version.num_bytes or not self._has_room(version):
             return self._inner.read_range(path, start, stop, version)
         whole = self._inner.read_range(path, 0, stop, version)
-        with self._lock:
+        with self._lock.own:
             self._kept[path, version] = whole
         return memoryview(whole)[start:]
 
     def let_go(self) -> None:
         """Keep nothing any more."""
-        with self._lock:
+        with self._lock.own:
             self._kept, self._left = {}, 0
 
     def handed_to(self, settings: FetchSettings) -> FetchSettings:
@@ -120,7 +121,7 @@ class SmallFiles(RangeStorage):
 
     def _has_room(self, version: FileVersion) -> bool:
         """Return whether a file is kept when it comes, and take its room."""
-        with self._lock:
+        with self._lock.own:
             if version.num_bytes > min(self._left, sizes().far_gap_bytes) or not self._inner.checks(version):
                 return False
             self._left -= version.num_bytes

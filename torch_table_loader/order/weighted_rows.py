@@ -256,5 +256,5 @@ def _sum_up(cells: Ints, scale: int) -> None:
 
 def _parts(rows: int) -> Iterator[slice]:
     """Cut rows into parts, so that what is computed from a part stays small."""
-    at_once = sizes().weights_at_once
+    at_once = sizes().numbers_at_once
     return (slice(first, min(first + at_once, rows)) for first in range(0, rows, at_once))

@@ -20,6 +20,7 @@ import xxhash
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.units import integer
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FUNCTION = "torch_table_loader_hash_between"
-_REGISTERING = threading.Lock()
+_REGISTERING = OfProcess(threading.Lock)
 _shared = threading.local()
 """The seed, texts and hashes of the newest texts, for each thread that asks for several parts of them."""
 _HASHES = 1 << 64
@@ -155,7 +156,7 @@ def _hash_of(text: str | None, seed: int) -> int:
 
 def make_known() -> None:
     """Make the function known to pyarrow in this process, where expressions of `part_of` are to be evaluated."""
-    with _REGISTERING:
+    with _REGISTERING.own:
         _register()
 
 

@@ -8,6 +8,8 @@ CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4":
 _OTHERS = (".xz", ".lzma", ".zip", ".7z", ".z", ".snappy", ".sz", ".lzo")
 """Ends of the names of compressed files that are not read."""
 
+_SUFFIXES = (*CODECS, *_OTHERS)
+
 
 def split_codec(name: str) -> tuple[str, str]:
     """Split a file's name into the name without compression, and the suffix of the compression.
@@ -15,7 +17,7 @@ def split_codec(name: str) -> tuple[str, str]:
     >>> split_codec("day=1/x.csv.GZ"), split_codec("x.csv"), split_codec("x.json.xz")
     (('day=1/x.csv', '.gz'), ('x.csv', ''), ('x.json', '.xz'))
     """
-    for suffix in (*CODECS, *_OTHERS):
-        if name.lower().endswith(suffix):
-            return name[: -len(suffix)], suffix
+    lower = name.lower()
+    for suffix in filter(lower.endswith, _SUFFIXES):
+        return name[: -len(suffix)], suffix
     return name, ""

@@ -307,7 +307,8 @@ def _by_suffix(forms: Sequence[str]) -> dict[str, str]:
 
 def _ending(name: str, known: Mapping[str, str]) -> str | None:
     """Return the longest suffix that a name ends with."""
-    matching = [suffix for suffix in known if name.lower().endswith(suffix)]
+    lower = name.lower()  # once: a table may have a million names
+    matching = [suffix for suffix in known if lower.endswith(suffix)]
     return max(matching, key=len, default=None)
 
 

@@ -35,6 +35,7 @@ from torch_table_loader.arrow.datatypes import (
     plain_type,
 )
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
+from torch_table_loader.forks import OfProcess, this_process
 from torch_table_loader.messages import first_line, first_twice
 from torch_table_loader.records import DataFile, FileVersion
 from torch_table_loader.sizes import sizes
@@ -55,7 +56,7 @@ NAME = "table"
 
 _MOST_GROUP_ROWS = 1 << 16
 
-_writing = threading.Lock()
+_writing = OfProcess(threading.Lock)
 
 _DOMAIN = b"torch-table-loader rows 1\n"
 
@@ -341,7 +342,7 @@ class HeldTable:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle as the path of a file that holds the rows."""
-        with _writing:
+        with _writing.own:
             if not self._written or not Path(self._written[0]).exists():
                 self._written[:] = [_spool(self)]
         return _mapped, (self._written[0], self.fingerprint)
@@ -365,18 +366,18 @@ def _spool(table: HeldTable) -> str:
                 os.fchmod(handle, stat.S_IRUSR)
     except OSError as error:
         if path is not None:
-            _remove(path, os.getpid())
+            _remove(path, this_process())
         raise StorageError(
             f"a table in memory ({table.num_bytes} bytes) crosses to worker processes through a temporary file, and "
             f'{folder} does not take it ({error}); pass worker_type="thread", or let TMPDIR name a folder with room'
         ) from error
-    weakref.finalize(table, _remove, path, os.getpid())
+    weakref.finalize(table, _remove, path, this_process())
     return path
 
 
 def _remove(path: str, process: int) -> None:
     """Remove a file in the process that made it; a forked process may drop its own copy of the table."""
-    if os.getpid() == process:
+    if this_process() == process:
         with suppress(FileNotFoundError):
             Path(path).unlink()
 

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.cancellation import interruptibly
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.ranges import ChangedFile, Client, Found, far
 from torch_table_loader.records import FileVersion, Traffic
@@ -70,7 +72,9 @@ class FileStorage:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     login: Login | None = field(default=None, repr=False, compare=False)
-    _processes: dict[int, _Process] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _processes: OfProcess[_Process] = field(
+        default_factory=partial(OfProcess, _Process), init=False, repr=False, compare=False, hash=False
+    )
 
     @property
     def is_local(self) -> bool:
@@ -202,8 +206,7 @@ class FileStorage:
 
     @property
     def _process(self) -> _Process:
-        pid = os.getpid()
-        return self._processes.get(pid) or self._processes.setdefault(pid, _Process())
+        return self._processes.own
 
     def _connection(self, path: str) -> _Connection:
         mine = self._process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import re
 import threading
 import time
@@ -17,6 +16,7 @@ from urllib.parse import unquote
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.ranges import far
 from torch_table_loader.records import FileVersion, Traffic
@@ -150,16 +150,7 @@ EXPIRY = "s3.session-token-expires-at-ms"
 RENEW_BEFORE_S = 300.0
 """Credentials are renewed this many seconds before they expire: a file that was just opened is read meanwhile."""
 
-_renewing = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _renewing  # noqa: PLW0603 - a thread that is not here may hold it
-    _renewing = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_renewing = OfProcess(threading.Lock)
 
 Provider = Callable[[], Mapping[str, Any]]
 """Returns fresh properties, as pyiceberg names them, with `EXPIRY` if they expire; must be picklable for workers."""
@@ -369,7 +360,7 @@ class TableStorage:
         end = known.get(EXPIRY)
         expire = end is not None and float(end) / 1000 - RENEW_BEFORE_S < time.time()
         if expire or refused == self._options_of(place, of_url):
-            with _renewing:
+            with _renewing.own:
                 if self.known() == known:  # no other thread has renewed them
                     self._fresh.update(provider())
         return self._options_of(place, of_url)

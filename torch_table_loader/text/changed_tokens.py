@@ -26,6 +26,7 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.newest import Newest
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.planning.keys import stage_key
 from torch_table_loader.planning.lists import ListLengths
 from torch_table_loader.records import ROW_ID
@@ -105,7 +106,7 @@ class _EpochLengths:
 
     def __init__(self) -> None:
         self.found: ListLengths | None = None
-        self.lock = threading.Lock()
+        self.lock = OfProcess(threading.Lock)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _known_lengths, (self.found,)
@@ -161,7 +162,7 @@ class ChangedTokens(StoredTokens):
     def lengths(self) -> ListLengths:
         """The tokens of each document in the epoch; the function is called for all of them once."""
         counted = self._counted
-        with counted.lock:
+        with counted.lock.own:
             if counted.found is None:
                 counted.found = self._count(super().lengths)
             return counted.found

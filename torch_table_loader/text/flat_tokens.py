@@ -22,6 +22,7 @@ from typing_extensions import override
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.list_groups import GROUP_BYTES
 from torch_table_loader.sizes import sizes
@@ -52,7 +53,7 @@ _SHAPE = re.compile(r"""["']shape["']:\s*\(\s*(\d{1,18})L?\s*,\s*\)""")
 """The type and the only length in a header, which is a dict as Python writes it; others are not read."""
 
 _THREADS = 4
-_ROOM = threading.BoundedSemaphore(16)
+_ROOM = OfProcess(partial(threading.BoundedSemaphore, 16))
 """Blocks that are looked through at a time, of all files together."""
 
 
@@ -245,6 +246,6 @@ def _lengths(
 
 def _found(read: Read, begin: int, dtype: np.dtype[Any], eos_id: int, block: tuple[int, int]) -> NDArray[np.int64]:
     """Return how many tokens of a file end with each end token of a block."""
-    with _ROOM:
+    with _ROOM.own:
         tokens = np.frombuffer(read(*block), dtype)
         return np.flatnonzero(tokens == eos_id) + ((block[0] - begin) // dtype.itemsize + 1)

@@ -13,6 +13,7 @@ from typing_extensions import override
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of, number_type, plain, relisted
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.format_contracts import PLACE
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.text.placed_documents import LACKS_BEGIN, LACKS_END
@@ -52,7 +53,7 @@ class KeptDocuments(TokenStage):
     def __init__(
         self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), bounds: tuple[int, int] | None = None
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = OfProcess(threading.Lock)
         self._tokenizer = None if pack.tokenizer is None else load_tokenizer(pack.tokenizer)
         super().__init__(pack, table, asked)
         if self._tokenizer is not None:
@@ -136,7 +137,7 @@ class KeptDocuments(TokenStage):
         tokenizer = self._tokenizer
         assert tokenizer is not None  # noqa: S101 asked only then
         try:
-            with self._lock:  # few tokenizers bear two threads at once
+            with self._lock.own:  # few tokenizers bear two threads at once
                 some = [values[first : first + _TEXTS] for values in given]
                 return tokenizer.columns(some, "uint32", "use another tokenizer")
         except RowFaultError as error:
@@ -144,14 +145,13 @@ class KeptDocuments(TokenStage):
             raise TableError(f"column {self.pack.ids!r}, row {row} of this batch: {error.message}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what each process makes for itself: the lock, and a tokenizer that is given by name."""
+        """Leave out a tokenizer that is given by name, which each process makes for itself."""
         named = not callable(self.pack.tokenizer)
-        return {**vars(self), "_lock": None, **({"_tokenizer": None} if named else {})}
+        return {**vars(self), **({"_tokenizer": None} if named else {})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load the tokenizer."""
         vars(self).update(state)
-        self._lock = threading.Lock()
         if self.pack.tokenizer is not None and not callable(self.pack.tokenizer):
             self._tokenizer = load_tokenizer(self.pack.tokenizer)
 

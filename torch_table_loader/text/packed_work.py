@@ -101,7 +101,7 @@ class PackedStream(TurnStream):
     @property
     def count(self) -> int:
         """Sequences of a round."""
-        with PERMUTING.lock:
+        with PERMUTING.own:
             return self._order(0).count
 
     def tokens_before(self, turn: int) -> int:
@@ -134,7 +134,7 @@ class PackedStream(TurnStream):
         return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.width
 
     def _windows(self, number: int) -> Windows:
-        with PERMUTING.lock:
+        with PERMUTING.own:
             return self._order(number).windows
 
     def anchor(self, turn: int) -> list[int]:
@@ -142,7 +142,7 @@ class PackedStream(TurnStream):
 
         What comes before the place is known only to who has walked there; the seal says that it was found so.
         """
-        with PERMUTING.lock:
+        with PERMUTING.own:
             if self._walks_rounds:
                 first, number = self._round_of(turn)
                 return self._sealed(number, first, self._order(number).count)
@@ -174,7 +174,7 @@ class PackedStream(TurnStream):
                 f"the state's anchor {anchor!r} is not one of this epoch's order of documents; pass the value of "
                 "state_dict() unchanged"
             )
-        with PERMUTING.lock:
+        with PERMUTING.own:
             if self._walks_rounds:
                 self._begin_round(number, place, before)
                 return
@@ -220,7 +220,7 @@ class PackedStream(TurnStream):
 
     def slices(self, turns: Ints) -> Slices:
         """Return the parts of documents under some sequences."""
-        with PERMUTING.lock:
+        with PERMUTING.own:
             if self._source is None or not len(turns):
                 return self._order(0).slices(turns)
             numbers, places = self._places(turns)

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.errors import TableError
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.planning.record_ranges import joined
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.lru_cache import LRUCache
@@ -43,12 +44,12 @@ Run: TypeAlias = tuple[int, int, int]
 
 _TO_READ = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
 
-_moving = threading.Lock()
+_moving = OfProcess(threading.Lock)
 
 
 def _read_at(descriptor: int, into: Sequence[memoryview], start: int) -> int:
     """Read bytes of a file from one on where there is no `preadv`; return how many there were."""
-    with _moving:
+    with _moving.own:
         os.lseek(descriptor, start, os.SEEK_SET)
         found = os.read(descriptor, len(into[0]))
     into[0][: len(found)] = found

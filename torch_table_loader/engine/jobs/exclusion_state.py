@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.forks import OfProcess
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 
@@ -23,22 +24,22 @@ class ExclusionState:
         self.newest = versions.newest
         self._included = np.empty(0, dtype=np.int64)
         self._running = (epoch, versions.running)
-        self._lock = threading.Lock()
+        self._lock = OfProcess(threading.Lock)
 
     def of(self, epoch: int) -> ExclusionVersions:
         """Return what is excluded from an epoch: what it began with if it runs, else the newest."""
-        with self._lock:
+        with self._lock.own:
             began, running = self._running
             return ExclusionVersions(running if began == epoch else self.newest, self.newest)
 
     def begin(self, epoch: int, running: Exclusions) -> None:
         """Keep what an epoch began with, until another begins."""
-        with self._lock:
+        with self._lock.own:
             self._running = (epoch, running)
 
     def change(self, newest: Exclusions) -> None:
         """Replace the newest exclusions."""
-        with self._lock:
+        with self._lock.own:
             back = np.setdiff1d(self.newest.ids, newest.ids, assume_unique=True)
             self._included = np.setdiff1d(np.union1d(self._included, back), newest.ids, assume_unique=True)
             self.newest = newest
@@ -59,14 +60,6 @@ class ExclusionState:
     def apart(self) -> ExclusionState:
         """Return another one with what is excluded now; each is changed alone from there on."""
         return ExclusionState(ExclusionVersions(self.newest, self.newest))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock out."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a lock of its own."""
-        vars(self).update(state, _lock=threading.Lock())
 
 
 def warn_of_undone(before: Mapping[str, ExclusionState], loaded: Mapping[str, ExclusionState]) -> None:

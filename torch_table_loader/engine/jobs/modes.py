@@ -107,8 +107,7 @@ def open_stream(
         ConfigError: an option does not fit the table or another option.
         TableError: the table cannot be read as it was asked for.
     """
-    alone = ranks.num_ranks == 1 and options.reads_all_bytes
-    kept = options.ahead_bytes // 2 if alone else 0
+    kept = options.bytes_to_keep(ranks.num_ranks)
     table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy, brought_bytes=kept)
     columns = columns_of(table, options)
     stage = stage or _stage_of(options, table.schema)
@@ -202,7 +201,7 @@ def _ordered(planner: Planner, options: LoaderOptions, table: Table, read: _Read
         planner = with_mixing(planner, options, units, held)
         if (mixing := planner.topology.mixing) is not None:
             piece = units.in_rows(mixing.rows // mixing.splits)
-            read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, read.largest, mixing.splits)
+            read_rows = rows_of_an_open_read(row_bytes, read_rows, piece, read.largest, mixing.splits, options.memory)
         return _Ordered(planner, stage, units, read_rows)
     planner = with_windows(planner, options, row_bytes, stage)
     if stage is not None:

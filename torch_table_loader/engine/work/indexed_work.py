@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch_table_loader.batching.decoders import RowError
 from torch_table_loader.engine.items import ItemStream, TurnStream
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
+from torch_table_loader.forks import OfProcess
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,19 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _ForkSafeLock:
-    """A lock that a forked process finds open, whoever held it. Where there is no fork, it is a plain lock."""
-
-    def __init__(self) -> None:
-        self.renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self.lock = threading.Lock()
-
-
-PERMUTING = _ForkSafeLock()
+PERMUTING = OfProcess(threading.Lock)
 """numpy releases the GIL on every call, so two threads making hundreds of short calls contend for it each time."""
 
 
@@ -91,7 +79,7 @@ class RowStream(TurnStream):
         return f"the row whose row_id is {self.ids(np.array([place]))[0]}"
 
     def _found(self, places: Ints) -> Ints:
-        with PERMUTING.lock:
+        with PERMUTING.own:
             return self.order.take(places)
 
 

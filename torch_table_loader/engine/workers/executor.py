@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.work.lane_work import LaneBatches
+from torch_table_loader.errors import WorkerError
+from torch_table_loader.forks import this_process
 from torch_table_loader.ranges import FetchStats
 
 if TYPE_CHECKING:
@@ -93,6 +95,15 @@ class CallerExecutor(LaneExecutor):
             lane.close()
         if self._ahead is not None:
             self._ahead.close()
+
+
+def check_home(process: int) -> None:
+    """Raise WorkerError in a process that was forked from the one that began an epoch, which alone has its threads."""
+    if process != this_process():
+        raise WorkerError(
+            "expected the process that began this iteration, which has its threads or worker processes, and this one "
+            "was forked from it; iterate the loader again here: for batch in loader"
+        )
 
 
 def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], Fetcher | None]:

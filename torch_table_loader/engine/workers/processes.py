@@ -6,6 +6,7 @@ import io
 import os
 import select
 import signal
+import threading
 import time
 import weakref
 from collections import deque
@@ -24,7 +25,7 @@ from torch_table_loader.batching.rows import Batches
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
 from torch_table_loader.engine.workers.differences import difference, restored
-from torch_table_loader.engine.workers.executor import LaneExecutor
+from torch_table_loader.engine.workers.executor import LaneExecutor, check_home
 from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
 from torch_table_loader.engine.workers.shared_memory import (
     SharedBlock,
@@ -35,8 +36,9 @@ from torch_table_loader.engine.workers.shared_memory import (
     shared_zeros,
 )
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
+from torch_table_loader.forks import OfProcess, settle, this_process
 from torch_table_loader.ranges import FetchStats
-from torch_table_loader.system import end_with_parent
+from torch_table_loader.system import end_with_parent, popped
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
@@ -176,11 +178,20 @@ _UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, AssertionError)
 """What torch raises where a worker's message does not come whole."""
 
 
+_BEGINNING = OfProcess(threading.Lock)
+"""Of two threads that begin processes, one would fork while torch holds a lock for what the other one shares."""
+
+
 class _Processes:
     """The worker processes of a rank, with what they share with the consumer. They make one epoch after another."""
 
     def __init__(self, work: LaneWork, begun: Sequence[int], context: Any) -> None:
         self._work = work
+        settle()
+        with _BEGINNING.own:
+            self._begin(work, begun, context)
+
+    def _begin(self, work: LaneWork, begun: Sequence[int], context: Any) -> None:
         processes = work.servers
         waiting = work.blocks_ahead * -(-work.lanes // processes)
         marks, self._left = new_slots(processes, waiting), shared_zeros(1)
@@ -253,8 +264,7 @@ class IdleProcesses:
 
     def following(self, work: LaneWork, begun: Sequence[int]) -> _Processes | None:
         """Return processes that have begun this work; None if there are none that can."""
-        while self._idle:
-            processes = self._idle.pop()
+        while (processes := popped(self._idle)) is not None:
             if processes.follow(work, begun):
                 return processes
             processes.end()
@@ -270,8 +280,8 @@ class IdleProcesses:
 
 
 def _end_all(idle: list[_Processes]) -> None:
-    while idle:
-        idle.pop().end()
+    while (processes := popped(idle)) is not None:
+        processes.end()
 
 
 class ProcessExecutor(LaneExecutor):
@@ -315,6 +325,7 @@ class ProcessExecutor(LaneExecutor):
             processes = self._processes
             if self._done[lane] or processes is None:
                 return None
+            check_home(processes.messages.home)
             try:
                 message = next(processes.messages)
             except StopIteration:
@@ -398,7 +409,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             WorkerError: they cannot be started.
             OutOfMemoryError: there is too little shared memory.
         """
-        self._home = os.getpid()
+        self.home = this_process()
         try:
             with shared_memory_named():
                 super().__init__(loader)
@@ -429,7 +440,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
     @property
     def is_of_this_process(self) -> bool:
         """Whether they are no copy that a fork left to a child."""
-        return os.getpid() == self._home
+        return self.home == this_process()
 
     def _try_get_data(self, timeout: float = 5.0) -> Any:
         if self._watch is not None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
-from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
-from torch_table_loader.system import start
+from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, check_home, join_tails
+from torch_table_loader.forks import this_process
+from torch_table_loader.system import popped, start
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
@@ -60,8 +61,7 @@ class ThreadPool:
 
     def _worker(self) -> _Worker:
         """Return a live idle thread (a fork leaves none to the child), or start one."""
-        while self._idle:
-            worker = self._idle.pop()
+        while (worker := popped(self._idle)) is not None:
             if worker.thread.is_alive():
                 return worker
         return _Worker(f"table-loader-{next(self._numbers)}", self._idle)
@@ -90,9 +90,9 @@ class _Worker:
 
 def _shut_down(idle: list[_Worker]) -> None:
     ended = []
-    while idle:
-        ended.append(idle.pop())
-        ended[-1].jobs.put(None)
+    while (worker := popped(idle)) is not None:
+        ended.append(worker)
+        worker.jobs.put(None)
     for worker in ended:
         if worker.thread is not threading.current_thread():  # the garbage collector may run in any thread
             worker.thread.join()
@@ -160,6 +160,7 @@ class ThreadExecutor(LaneExecutor):
             prefetch: finished batches of a lane that may wait; None for those of `BLOCKS_AHEAD` blocks.
         """
         self._work = work
+        self._home = this_process()
         self._joins = work.joins_tails(start)
         """Whether the tails of the lanes still have to be joined."""
         batches_of_lanes, self._ahead = begin_lanes(work, start)
@@ -202,6 +203,7 @@ class ThreadExecutor(LaneExecutor):
 
     def take(self, lane: int) -> SizedBatches | None:
         """Wait for a lane's next block."""
+        check_home(self._home)
         wanted = self._lanes[lane]
         with self._lock:
             while not wanted.ready:
@@ -221,7 +223,12 @@ class ThreadExecutor(LaneExecutor):
         return self._lanes[lane].batches.rest
 
     def close(self, *, is_over: bool = False) -> None:
-        """Close every file, and end every thread that has no other work, unless the next epoch may need it."""
+        """Close every file, and end every thread that has no other work, unless the next epoch may need it.
+
+        A forked process has a copy without threads, and leaves it as it is.
+        """
+        if self._home != this_process():
+            return
         with self._lock:
             self._stopped = True
             self._work_wanted.notify_all()

@@ -41,6 +41,7 @@ from torch_table_loader.read.file_ends import open_at_end
 from torch_table_loader.read.reader_base import CountedColumns, GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -175,16 +176,28 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
     num_bytes = metadata_length + footer_length + length + 1
     if num_bytes > size:
         raise ValueError(f"the footer needs {num_bytes} bytes of {size}")
+    _refuse_large_footer(footer_length)
     if num_bytes > len(tail):
         tail = source.read_at(num_bytes, size - num_bytes)
     stop = len(tail) - 1 - length
-    footer = decompressed(tail[stop - footer_length : stop], compression)
+    start = stop - footer_length
+    _refuse_large_footer(capacity(pa.BufferReader(tail), start, footer_length, compression, chunk_bytes))
+    footer = decompressed(tail[start:stop], compression)
     stripes = []
     for key, value in fields(footer):
         if key == _STRIPES and isinstance(value, bytes):
             numbers = {part: number for part, number in fields(value) if isinstance(number, int)}
             stripes.append(Stripe(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))))
     return Tail(lead + tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes, footer)
+
+
+def _refuse_large_footer(num_bytes: int) -> None:
+    """Refuse a footer that may come to so many bytes, before it does: statistics hold texts of any length."""
+    if num_bytes > sizes().orc_footer_bytes:
+        raise TableError(
+            f"its footer may come to {Size(num_bytes)}, and must have at most {Size(sizes().orc_footer_bytes)}; "
+            "statistics of long texts take that: write such texts as Parquet, or without statistics"
+        )
 
 
 def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:

@@ -415,7 +415,7 @@ def held_of(make: Callable[[], tuple[TableLoader, Any]], *, in_memory: bool = Fa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader, dataset = make()
-        bound = dataset.explain().memory_bound
+        bound: int = dataset.explain().memory_bound
         with own_pool() as pool, _traced(in_memory) as traced:
             read(loader)
             used = (pool.max_memory() or 0) + traced()
@@ -470,7 +470,7 @@ def epoch_of(shape: Shape, table: Path) -> int:
     with as_a_store() if shape.far else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader, dataset = _opened(shape, table)
-        bound = dataset.explain().memory_bound
+        bound: int = dataset.explain().memory_bound
         read(loader)
     return bound
 

@@ -66,14 +66,14 @@ _BATCHES = (
 FAULTS = (
     Fault(
         *(1, "a rank misses the last split", "planning/ranks.py"),
-        "own = order.every(rank, ranks)",
-        "own = order.take(np.arange(rank, max(rank, len(order) - 1), ranks))",
+        "return Hands.every(order, ranks, len(target))",
+        "return Hands.every(order.take(np.arange(max(0, len(order) - 1))), ranks, len(target))",
         _EXACTLY_ONCE,
     ),
     Fault(
         *(1, "a rank that is balanced drops a row that moves", "planning/ranks.py"),
-        "slice(int(target[donor]), int(before[donor]))",
-        "slice(int(target[donor]) + 1, int(before[donor]))",
+        "start = np.concatenate((np.zeros_like(ranks), low))[by_rank]",
+        "start = np.concatenate((np.zeros_like(ranks), low + 1))[by_rank]",
         ("tests/laws/test_exactly_once_in_plans.py", "tests/rooms/test_engine_even_ranks.py"),
     ),
     Fault(
@@ -245,8 +245,8 @@ FAULTS = (
     ),
     Fault(
         *(5, "a state of a stream forgets the lanes that are ahead", "planning/lanes.py"),
-        "            if remaining and count > turns:\n                taken[lane] += 1",
-        "            if remaining and count > turns:\n                taken[lane] += 0",
+        "        if remaining and count > turns:\n            taken[lane] += 1",
+        "        if remaining and count > turns:\n            taken[lane] += 0",
         (*_STATES, "tests/laws/test_exactly_once_in_plans.py"),
     ),
     Fault(

@@ -307,7 +307,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[B_co], Generic
 
         Args:
             step: counted as in the state: from 0 at the epoch's start, or at the last change of topology, weights or
-                sequence length.
+                sequence length; with ``shuffle="rows"``, whose states know no steps, also at a loaded state.
 
         Returns:
             `RowSpan` and `LiveSpan`, for a mixture `SourceRow`, in the order of delivery, without padding.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import pickle
 import random
@@ -501,3 +502,16 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(ConfigError, match="got a file"):
         DiskCache(tmp_path / "cache", MOST)
+
+
+def test_a_process_that_is_forked_while_the_lock_is_held_does_not_hold_it(root: Path) -> None:
+    cache, context = DiskCache(root, MOST), multiprocessing.get_context("fork")
+    may_end = context.Event()
+    child = context.Process(target=may_end.wait, daemon=True)
+    with cache._locked() as lock:
+        assert lock is not None
+        child.start()
+    with cache._locked() as lock:
+        assert lock is not None
+    may_end.set()
+    child.join()

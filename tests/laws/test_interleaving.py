@@ -7,14 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.strategies import table
 from tests.tables.planned import World
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.arrow.buffers import ROUNDED_PARTS
 from torch_table_loader.engine.sizing import mixing_of
 from torch_table_loader.extend import Topology
-from torch_table_loader.planning.interleaving import interleaved, shares_of_windows, strata_of
+from torch_table_loader.planning.interleaving import interleaved, interleaved_until, shares_of_windows, strata_of
 from torch_table_loader.planning.ranks import Mixing
 from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.planning.stages import StreamPosition
@@ -95,6 +95,39 @@ def test_every_row_comes_once_and_windows_end_where_pieces_end(
         assert set(sizes.ends(runs.num_rows).tolist()) <= {0, *mixed.ends.tolist()}
 
 
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    lanes=st.lists(
+        st.tuples(st.lists(st.integers(0, 400), max_size=30), windows, st.integers(0, 9000)), min_size=1, max_size=4
+    ),
+    splits=st.integers(1, 20),
+    seed=st.integers(0, 9),
+)
+def test_what_windows_hold_is_known_of_all_lanes_without_laying_them_out(
+    lanes: list[tuple[list[int], WindowSizes, int]], splits: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    orders = [random.permutation(len(rows)) for rows, _, _ in lanes]
+    hands = [
+        Runs(order, np.zeros_like(order), np.array(rows, dtype=np.int64)[order])
+        for order, (rows, _, _) in zip(orders, lanes, strict=True)
+    ]
+    rows = np.array([row for _, _, row in lanes], dtype=np.int64)
+    found = interleaved_until(Hands.of(hands), splits, [sizes for _, sizes, _ in lanes], rows)
+    assert len(found) == len(lanes)
+    for part, runs, (_, sizes, row) in zip(found, hands, lanes, strict=True):
+        whole = interleaved(runs, splits, sizes)
+        number, begin = sizes.at(max(0, min(row, whole.num_rows - 1)))
+        end = min(sizes.begin(number + 1), whole.num_rows)
+        assert rows_of(part.slice(begin, end)) == rows_of(whole.slice(begin, end))
+        assert sorted(rows_of(part.slice(0, begin))) == sorted(rows_of(whole.slice(0, begin)))
+        assert part.num_rows == end
+
+
+def rows_of(runs: Runs) -> list[tuple[int, int]]:
+    return [(split, row) for split, start, stop in runs for row in range(start, stop)]
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(splits=st.lists(st.integers(0, 9), min_size=1, max_size=40))
 def test_each_split_has_the_lowest_slot_that_is_free_while_it_is_read(splits: list[int]) -> None:
@@ -153,6 +186,7 @@ def test_a_dealt_window_gives_each_batch_one_row_of_every_run(length: int, batch
 @pytest.mark.parametrize("first", [None, 4])
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("table_of", ["sorted", "large", "days"])
+@daily(4)
 def test_batches_of_a_sorted_table_are_like_random_ones(table_of: str, ranks: int, first: int | None) -> None:
     """Spread and drift of the row numbers of the batches that one step of all ranks trains on; uniform: 1 and 1."""
     sizes = {

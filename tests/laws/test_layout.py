@@ -14,7 +14,7 @@ from tests.strategies import cutters, table, tables
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.extend import SegmentTable, SplitTable, TableLayout
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.records import DataFileInfo, RowRange, Split
 
 GROUPS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=5), max_size=6)
@@ -88,6 +88,46 @@ def test_a_slice_does_not_change_the_runs(pieces: list[tuple[int, int, int]], st
     part = runs.slice(start, stop)
     part.stop[:] = -1
     assert list(runs) == pieces or part is runs
+
+
+@given(hands=st.lists(PIECES, min_size=1, max_size=4), data=st.data())
+def test_parts_of_hands_are_slices_of_each(hands: list[list[tuple[int, int, int]]], data: st.DataObject) -> None:
+    runs = [Runs.of(pieces) for pieces in hands]
+    asked = []
+    for hand in data.draw(st.lists(st.integers(0, len(runs) - 1), max_size=6)):
+        start = data.draw(st.integers(0, runs[hand].num_rows))
+        asked.append((hand, start, data.draw(st.integers(start, runs[hand].num_rows))))
+    parts = Hands.of(runs).parts(*np.array(asked, dtype=np.int64).reshape(-1, 3).T)
+    assert list(map(rows_of, parts)) == [rows_of(runs[hand].slice(start, stop)) for hand, start, stop in asked]
+    assert parts.rows.tolist() == [stop - start for _, start, stop in asked]
+
+
+@given(hands=st.lists(PIECES, max_size=4), others=st.integers(1, 4), data=st.data())
+def test_hands_are_dealt_on_filtered_and_joined_each_for_itself(
+    hands: list[list[tuple[int, int, int]]], others: int, data: st.DataObject
+) -> None:
+    each, total = Hands.of([Runs.of(pieces) for pieces in hands]), sum(map(len, hands))
+    to = data.draw(st.lists(st.integers(0, others - 1), min_size=total, max_size=total))
+    told = iter(to)
+    dealt = [[(piece, next(told)) for piece in pieces] for pieces in hands]
+    found = each.dealt(np.array(to, dtype=np.int64), others)
+    assert list(map(list, found)) == [
+        [piece for piece, lane in pieces if lane == number] for pieces in dealt for number in range(others)
+    ]
+    first = each.some(np.array(to, dtype=np.int64) == 0)
+    assert list(map(list, first)) == [[piece for piece, lane in pieces if lane == 0] for pieces in dealt]
+    assert list(map(list, first.followed_by(each))) == [
+        [*own, *pieces] for own, pieces in zip(map(list, first), hands, strict=True)
+    ]
+
+
+@given(pieces=PIECES, step=st.integers(1, 5), data=st.data())
+def test_each_hand_gets_every_so_many_pieces(
+    pieces: list[tuple[int, int, int]], step: int, data: st.DataObject
+) -> None:
+    first = data.draw(st.lists(st.integers(0, step - 1), max_size=5))
+    found = Hands.every(Runs.of(pieces), np.array(first, dtype=np.int64), step)
+    assert list(map(list, found)) == [pieces[at::step] for at in first]
 
 
 # Layout

@@ -14,6 +14,7 @@ from bench.mixing import BATCH_SIZES, DEFAULT, READERS, SPLITS, measured, measur
 from bench.report import line
 from bench.results import MixRow
 from bench.tables import TABLES, BenchTable
+from tests.effort import daily
 
 ROWS, BATCH = 1 << 17, 256
 
@@ -40,6 +41,7 @@ def test_short_batches_do_not_count() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("who", [who for who in READERS if who.startswith("ours")])
+@daily(5)
 def test_an_epoch_of_all_ranks_is_measured(tmp_path: Path, who: str, ranks: int) -> None:
     for place in range(4):
         rows = pa.table({"t": np.arange(2000) + place * 2000, "x": np.zeros(2000)})

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.filtered import canonical, filters, rows
 from tests.tables.delta import DeltaWriter, field_of, stats_of
 from tests.tables.iceberg import IcebergWriter, column
@@ -129,6 +129,7 @@ PARQUET: dict[str, tuple[pa.DataType, list[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", PARQUET)
+@daily(3)
 def test_of_a_row_group_of_a_parquet_file(tmp_path: Path, name: str) -> None:
     kind, values, pack = PARQUET[name]
     if name == "decimal":

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.cli import arguments, named_table
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
@@ -112,6 +113,7 @@ def test_the_help_of_plan_is_short_and_in_groups(
     [["--version"], ["--help"], ["formatz"], ["plan"], ["head", "--help"], ["tokenize", "-h"], ["completion", "bash"]],
     ids=" ".join,
 )
+@daily(3)
 def test_what_needs_no_table_imports_nothing_large(typed: list[str]) -> None:
     code = "import sys\nfrom torch_table_loader.cli.main import main\ntry: main(sys.argv[1:])\n"
     code += "finally: print({'torch', 'pyarrow', 'numpy', 'pyiceberg', 'deltalake'} & {*sys.modules})"

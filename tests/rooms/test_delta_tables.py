@@ -116,6 +116,7 @@ DIGITS = {"1.5": "1.50", "2": "2.00", "-0.5": "-0.50", "1E+1": "10.00", "3.500":
 
 
 @pytest.mark.parametrize("form", ["commits", "one file", "parts", "sidecars", "sidecars, json"])
+@daily(2)
 def test_decimals_of_partitions_need_not_have_all_digits(tmp_path: Path, form: str) -> None:
     columns = [field_of("x", "long"), field_of("p", "decimal(10,2)", id=2, physicalName="col-p")]
     columns[0]["metadata"] = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "x"}

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.engine.explanation import Explanation
@@ -50,6 +51,7 @@ def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
         {"num_workers": 0},
     ],
 )
+@daily(3)
 def test_the_explained_plan_is_the_plan_that_runs(table: Path, options: dict[str, Any]) -> None:
     loader, dataset = make(table, **options)
     for epoch in (0, 1):

@@ -411,6 +411,7 @@ def _chain(count: int, width: int) -> str:
     ],
     ids=["itself", "a map of itself", "a chain", "a tree"],
 )
+@daily(2)
 def test_records_without_end_in_a_manifest(tmp_path: Path, schema: str, records: bytes) -> None:
     location = written(tmp_path)
     path = Files(location).manifests[0]

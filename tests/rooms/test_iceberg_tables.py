@@ -22,6 +22,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import LongType
 
+from tests.effort import daily
 from tests.states import table_of
 from tests.tables.catalogs import load_catalog
 from tests.tables.iceberg import IcebergWriter, column
@@ -132,6 +133,7 @@ def _hadoop_folder(folder: Path, table: Table, versions: dict[int, str]) -> Path
         ("v2", "v2.metadata.json"),
     ],
 )
+@daily(2)
 def test_a_folder_with_a_version_hint(tmp_path: Path, table: Table, hint: str, last: str) -> None:
     names = {0: "v0.metadata.json", 1: "v1.metadata.json", 2: last}
     folder = _hadoop_folder(tmp_path / "hadoop", table, names)
@@ -394,6 +396,7 @@ def test_unsupported_types_are_refused_only_if_requested(tmp_path: Path) -> None
     ["variant", "geometry", "geometry(OGC:CRS84)", "geography", "geography(OGC:CRS84, vincenty)", "timestamp_ps"],
 )
 @pytest.mark.parametrize("inside", ["column", "struct", "list"])
+@daily(6)
 def test_unknown_types_are_refused_by_name(tmp_path: Path, catalog: Catalog, kind: str, inside: str) -> None:
     writer = IcebergWriter(tmp_path / "v3", version=3)
     writer.append([{"x": 1, "k": 2, "s": "s"}])

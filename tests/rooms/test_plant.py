@@ -23,7 +23,7 @@ import os
 import time
 
 import pytest
-from torch_table_loader.numbers import double, half
+from torch_table_loader.testing import double, half
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -51,12 +51,12 @@ class TestBoth:
 
 
 def fault(name: str, old: str, new: str) -> Fault:
-    return Fault(1, name, "numbers.py", old, new, ("tests/test_numbers.py",))
+    return Fault(1, name, "testing.py", old, new, ("tests/test_numbers.py",))
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    texts = {"torch_table_loader/numbers.py": PACKAGE, "tests/conftest.py": CONFTEST, "tests/test_numbers.py": TESTS}
+    texts = {"torch_table_loader/testing.py": PACKAGE, "tests/conftest.py": CONFTEST, "tests/test_numbers.py": TESTS}
     texts |= {"torch_table_loader/__init__.py": "", "tests/__init__.py": "", ".gitignore": "ignored\n", "ignored": ""}
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def test_each_promise_has_faults_and_each_fault_a_name_of_its_own() -> None:
 
 
 def test_a_fault_stands_in_the_code_as_long_as_it_is_planted(checkout: Path) -> None:
-    path = checkout / "torch_table_loader" / "numbers.py"
+    path = checkout / "torch_table_loader" / "testing.py"
     with planted(fault("thrice", "2 * number", "3 * number"), checkout):
         assert path.read_text() == PACKAGE.replace("2 * number", "3 * number")
     assert path.read_text() == PACKAGE

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from tests.effort import daily
 from tests.tables.iceberg import IcebergWriter
 from tests.tables.iceberg import column as iceberg_column
 from torch_table_loader import ConfigError, DeltaDataset, IcebergDataset, StructuredDataset
@@ -99,6 +100,7 @@ def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("wanted", "held"), HELD, ids=str)
+@daily(15)
 def test_every_form_of_a_filter_keeps_the_rows_that_exact_values_keep(
     parquet: Path, wanted: Any, held: list[int]
 ) -> None:

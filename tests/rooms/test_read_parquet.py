@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, TableError
@@ -288,6 +289,7 @@ def _repeated(kind: str, num_rows: int) -> pa.Array:
 @pytest.mark.parametrize("said", [True, False], ids=["said", "unsaid"])
 @pytest.mark.parametrize("options", [{}, {"filters": "v >= 1000"}], ids=["all", "some"])
 @pytest.mark.parametrize("kind", ["text", "binary", "list", "struct", "numbers"])
+@daily(7)
 def test_a_row_group_that_decodes_to_far_more_than_it_stores_is_read_in_parts(
     tmp_path: Path, kind: str, options: dict[str, Any], said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +354,7 @@ def _held_columns(kind: str, rows: int) -> dict[str, pa.Array]:
 
 @pytest.mark.parametrize("max_rows", [8_192, 8_300, 33_000, 52_480])
 @pytest.mark.parametrize("kind", ["bytes", "flags", "lists", "doubles"])
+@daily(6)
 def test_an_open_file_holds_no_more_than_its_reader_says(tmp_path: Path, kind: str, max_rows: int) -> None:
     """The room of Arrow's readers is counted, which is a power of two, and their levels, whatever pages come to."""
     rows = 150_000

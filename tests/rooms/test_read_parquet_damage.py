@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.reading import LocalStorage, data_file, whole_task
 from torch_table_loader import IcebergDataset, Pack, StructuredDataset
@@ -347,6 +348,7 @@ def _page_flips(path: Path, number: int) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("options", PAGES, ids=lambda options: "-".join(map(str, options.values())))
+@daily(4)
 def test_every_change_of_a_page_with_a_checksum_is_detected(tmp_path: Path, options: dict[str, Any]) -> None:
     path = tmp_path / "x.parquet"
     table = pa.table(

@@ -116,6 +116,20 @@ def test_rows_of_speaks_of_the_stage_that_the_state_speaks_of(table: Path) -> No
     assert named(spans_of(smaller, 0), everything) == next(iter(smaller))["row_id"].tolist()
 
 
+@pytest.mark.parametrize(("shuffle", "first"), [("splits", 2), ("rows", 0)])
+def test_a_state_of_a_job_of_the_same_shape_goes_on_with_its_steps_where_it_knows_them(
+    table: Path, shuffle: Any, first: int
+) -> None:
+    loader = make(table, batch_size=5, shuffle=shuffle)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    resumed = make(table, batch_size=5, shuffle=shuffle)
+    resumed.load_state_dict(loader.state_dict())
+    for step, batch in enumerate(resumed, start=first):
+        assert named(spans_of(resumed, step), set(range(STARTS[-1]))) == batch["row_id"].tolist()
+
+
 def test_a_step_that_is_not_there_and_rows_that_nobody_counted_are_refused(table: Path) -> None:
     loader = make(table, batch_size=5)
     for step in (-1, len(loader)):

@@ -71,7 +71,7 @@ class Arena:
         """Return the next array, with undefined values."""
         kind = np.dtype(dtype)
         start, num_bytes = self._at, prod(shape) * kind.itemsize
-        self._at += aligned(num_bytes)
+        self._at += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return np.ndarray(shape, kind, self._memory, start)
 
 

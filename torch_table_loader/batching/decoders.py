@@ -134,7 +134,7 @@ class FlatCell(Cell):
     @property
     def views(self) -> bool:
         """Whether values are Arrow's own, but for nulls."""
-        return not self.cast and self.stored.kind != "b" and self.stored == self.dtype
+        return not self.cast and self.stored == self.dtype != np.bool_
 
     @override
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
@@ -157,7 +157,7 @@ class FlatCell(Cell):
         if buffer is None or length == 0:
             return np.empty(length, self.dtype)
         stored = self.stored
-        if stored.kind == "b":
+        if stored == np.bool_:
             return bits(buffer, array.offset, length)
         values = np.frombuffer(buffer, stored, length, array.offset * stored.itemsize)
         if stored is not self.dtype and stored != self.dtype:

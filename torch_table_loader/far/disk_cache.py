@@ -256,7 +256,10 @@ class DiskCache:
             except BlockingIOError:
                 yield None
             else:
-                yield lock
+                try:
+                    yield lock
+                finally:  # closing it is not enough where a process was forked meanwhile, which has it open too
+                    fcntl.flock(lock, fcntl.LOCK_UN)
         finally:
             os.close(lock)
 

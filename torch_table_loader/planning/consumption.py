@@ -130,6 +130,8 @@ def delivered_of_lane(
     """Return the same of a lane, given as a section of all its rows; for `taken` and `body` see `TakenLanes`."""
     section = replace(lane, runs=lane.runs.slice(0, body), skip=min(taken, body))
     rows, opened = delivered_of(section, segments)
+    if taken <= body:
+        return rows, opened
     return Runs.concat([rows, lane.runs.slice(body, taken)]), opened
 
 

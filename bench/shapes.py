@@ -415,7 +415,7 @@ def held_of(make: Callable[[], tuple[TableLoader, Any]], *, in_memory: bool = Fa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader, dataset = make()
-        bound = dataset.explain().memory_bound
+        bound: int = dataset.explain().memory_bound
         with own_pool() as pool, _traced(in_memory) as traced:
             read(loader)
             used = (pool.max_memory() or 0) + traced()

@@ -138,7 +138,7 @@ def _wider() -> Iterator[Any]:
             yield pytest.param(number, marks=pytest.mark.slow if number in _IN_CI else pytest.mark.rare)
 
 
-@pytest.mark.parametrize("number", _wider())
+@pytest.mark.parametrize("number", list(_wider()))
 def test_a_job_of_a_wider_shape_stays_within_its_bound(tmp_path: Path, number: int) -> None:
     """Mixtures and batches by budget too, and columns of more kinds."""
     found = held_by(shape_of(number), tmp_path)

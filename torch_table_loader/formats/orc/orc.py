@@ -181,7 +181,8 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
         tail = source.read_at(num_bytes, size - num_bytes)
     stop = len(tail) - 1 - length
     start = stop - footer_length
-    _refuse_large_footer(capacity(pa.BufferReader(tail), start, footer_length, compression, chunk_bytes))
+    of_chunk = min(chunk_bytes or _CHUNK_BYTES, MOST_CHUNK_BYTES)
+    _refuse_large_footer(capacity(pa.BufferReader(tail), start, footer_length, compression, of_chunk))
     footer = decompressed(tail[start:stop], compression)
     stripes = []
     for key, value in fields(footer):

@@ -190,10 +190,11 @@ class JobPosition:
 
     @property
     def now(self) -> Position:
-        """Where the newest iterator is, unless the next one should begin elsewhere."""
+        """Where the newest iterator is, with what the caller changed since, unless the next one begins elsewhere."""
         if self.newest is None or self.newest.leg.position.epoch != self.epoch:
             return self.next
-        return self.newest.now()
+        position: Position = self.job.current(self.newest.now())
+        return position
 
     @property
     def running(self) -> Position | None:
@@ -325,7 +326,7 @@ class JobPosition:
     def skip(self, batches: int) -> None:
         """Make the next iterator begin so many global batches after where the job is; see `TableLoader.skip`."""
         wanted = integer("batches", batches, 0)
-        position, missing = self.job.walk.behind(self.job.current(self.now), wanted)
+        position, missing = self.job.walk.behind(self.now, wanted)
         starts = self.job.walk.starts_behind(position.epoch)
         while missing and (start := next(starts, None)) is not None:
             before = missing

@@ -83,7 +83,9 @@ def test_weights_change_at_the_next_step(kind: str, tables: Tables, worker_type:
     dataset.set_weights({"a": 0, "b": 1, "c": 0})
     assert dataset.weights == {"a": 0, "b": 1, "c": 0}
     state = json.loads(json.dumps(loader.state_dict()))
+    told = len(loader), loader.remaining
     rest = batches(going)
+    assert told == (at + len(rest), len(rest))
     assert taken == before[:at]
     assert names_in(rest) == {"b"}
     assert Counter(row for row in counted(taken, rest).elements() if row[0] == "b") == of_source("b")
@@ -92,6 +94,7 @@ def test_weights_change_at_the_next_step(kind: str, tables: Tables, worker_type:
     fresh = make(kind, tables, **options)[0]
     fresh.load_state_dict(state)
     assert fresh.state_dict() == state
+    assert told == (len(fresh), fresh.remaining)
     assert batches(fresh) == rest
     fresh.set_epoch(1)
     assert names_in(batches(fresh)) == {"b"}, "the epochs to come have them too"

@@ -146,7 +146,7 @@ def ask_for_weights(mixture: Mixture, weights: Mapping[str, float] | NaturalShar
 
 def taken_of_sources(job: Job, position: Any, batches: int) -> dict[str, SourceTaken]:
     """Return what is taken of each source once a job has taken more global batches of an epoch."""
-    samples, (behind, _) = job.samples, job.walk.behind(job.current(position), batches)
+    samples, (behind, _) = job.samples, job.walk.behind(position, batches)
     had = {name: (count, count / max(1, whole)) for name, (count, whole) in mixture_of(job).had_of(behind).items()}
     if samples.are_rows:
         return {name: SourceTaken(count, None, epochs) for name, (count, epochs) in had.items()}

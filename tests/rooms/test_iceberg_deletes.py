@@ -23,6 +23,7 @@ from torch_table_loader.iceberg.source import IcebergRequest
 from torch_table_loader.read import deletes
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
+from torch_table_loader.read.wide_parquet import WideParquet
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes
@@ -505,7 +506,7 @@ def test_a_row_group_that_is_not_what_was_planned_is_never_indexed(tmp_path: Pat
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"x": range(10)}), path)
     meta = FileMeta(pa.schema([("x", pa.int64())]), (10,), (80,))
-    file = ParquetFile(pq.ParquetFile(path), pa.OSFile(str(path)), meta)
+    file = ParquetFile(WideParquet(path), pa.OSFile(str(path)), meta)
     kept = pa.array([0, 11], pa.uint32())
     with pytest.raises(TableError, match="row group 0 must have 12 rows, as was planned, got 10"):
         file.thinned(0, ["x"], 12, kept)

@@ -52,7 +52,8 @@ def write_key(path: Path, key: str) -> None:
 
 def make(table: str, gate: Gate, **options: Any) -> TableLoader:
     given = {"endpoint_url": gate.url, "region": "us-east-1", **options.pop("login", {})}
-    chosen = in_storage_options({"storage_options": given, "batch_size": 100, **options})
+    # With their names, columns are asked for in the epoch; files so small come while planning otherwise.
+    chosen = in_storage_options({"storage_options": given, "batch_size": 100, "columns": ["x"], **options})
     return StructuredDataset.create_dataloader(table, **chosen)[0]
 
 
@@ -81,4 +82,5 @@ def test_a_key_that_stays_refused_is_an_error_after_one_more_request(table: str,
     gate.refused = 0
     with pytest.raises(StorageError, match="the store refuses access"):
         make(table, gate, login={"key": ACCESS_KEY, "secret": SECRET_KEY})
-    assert again == 2 * gate.refused  # keys that were written out are the same the next time
+    # Keys that were written out are the same the next time. The first error ends requests that wait side by side.
+    assert gate.refused < again <= 2 * gate.refused

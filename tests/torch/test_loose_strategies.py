@@ -87,7 +87,9 @@ PASSES: dict[str, Callable[[int], bool]] = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle_buffer_size": 7}, {"batch_by": "file"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle_buffer_size": 7}, {"batch_by": "file", "even_ranks": False}], ids=str
+)
 @pytest.mark.parametrize("kind", FILTERS)
 @pytest.mark.parametrize(("ranks", "others"), [(1, 3), (3, 1)])
 @daily(3)

@@ -349,7 +349,7 @@ def test_each_stage_is_laid_out_once_for_all_that_is_asked(
 @pytest.mark.parametrize("filters", [None, FILTER], ids=["all rows", "filtered"])
 @pytest.mark.parametrize("mixed", [True, "splits"], ids=["mixed", "splits"])
 @daily(2)
-def test_rows_are_placed_once_for_all_stages_and_each_rank_is_planned_once_in_each(
+def test_rows_are_placed_once_for_all_stages_and_all_ranks_of_each_are_planned_at_once(
     table: Path, monkeypatch: pytest.MonkeyPatch, mixed: Any, filters: pc.Expression | None
 ) -> None:
     options: dict[str, Any] = {"split_size": 6, "shuffle": mixed, "filters": filters, "batch_size": 2}
@@ -362,20 +362,20 @@ def test_rows_are_placed_once_for_all_stages_and_each_rank_is_planned_once_in_ea
         next(iter(loader))
         state = loader.state_dict()
     placed, planned = list[SegmentTable](), Counter[Any]()
-    bases, plan = vars(SegmentTable)["bases"].func, CutEpoch.plan
+    bases, lanes_of = vars(SegmentTable)["bases"].func, CutEpoch._lanes
 
     def noted_bases(segments: SegmentTable) -> Any:
         placed.append(segments)
         return bases(segments)
 
-    def counted_plan(job: CutEpoch, rank: int) -> Any:
-        planned[job.stage, job.topology, rank] += 1
-        return plan(job, rank)
+    def counted_lanes(job: CutEpoch, ranks: Any) -> Any:
+        planned[job.stage, job.topology, tuple(ranks.tolist())] += 1
+        return lanes_of(job, ranks)
 
     lazily = cached_property(noted_bases)
     lazily.__set_name__(SegmentTable, "bases")
     monkeypatch.setattr(SegmentTable, "bases", lazily)
-    monkeypatch.setattr(CutEpoch, "plan", counted_plan)
+    monkeypatch.setattr(CutEpoch, "_lanes", counted_lanes)
     loader = make(table, num_ranks=5, rank=1, num_workers=2, **options)
     assert state is not None
     loader.load_state_dict(state)
@@ -383,6 +383,7 @@ def test_rows_are_placed_once_for_all_stages_and_each_rank_is_planned_once_in_ea
     assert len(placed) == 1
     assert {stage for stage, _, _ in planned} == {0, 1, 2, 3}
     assert set(planned.values()) == {1}
+    assert len(planned) == 2 + len(history)  # two are this rank's own; what all old ranks took is one call a stage
     sent = pickle.loads(pickle.dumps(placed[0]))  # noqa: S301 what was pickled here
     assert "bases" in vars(placed[0])
     assert "bases" not in vars(sent)

@@ -23,6 +23,7 @@ from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.engine.sizing import MIXED_WINDOWS
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.formats.orc.orc import read_tail
+from torch_table_loader.read.wide_parquet import WideParquet
 
 FILES, ROWS, BATCH = 4, 12_000, 1_000
 
@@ -216,14 +217,14 @@ def test_a_resumed_epoch_of_mixed_splits_decodes_at_most_a_tenth_again(
         rows = pa.table({"x": np.arange(number * 200, (number + 1) * 200)})
         pq.write_table(rows, tmp_path / f"{number:02}.parquet", row_group_size=50)
     decoded: list[int] = []
-    read_row_group = pq.ParquetFile.read_row_group
+    read_group = WideParquet.group
 
-    def counted(file: Any, *args: Any, **options: Any) -> pa.Table:
-        table = read_row_group(file, *args, **options)
+    def counted(file: WideParquet, *args: Any, **options: Any) -> pa.Table:
+        table = read_group(file, *args, **options)
         decoded.append(table.num_rows)
         return table
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(WideParquet, "group", counted)
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "shuffle": True}
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), **options)
     steps, states = 64 * 200 // 8 // MIXED_WINDOWS, {}

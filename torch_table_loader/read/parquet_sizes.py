@@ -45,6 +45,17 @@ def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequenc
     return fixed, leaves_of(parsed, variable)
 
 
+def converted_bytes(schema: pa.Schema, columns: Sequence[str]) -> int:
+    """Return the bytes of a row's values that Arrow decodes into its reader's memory, and then copies as their type."""
+    types = [schema.field(name).type for name in columns if schema.get_field_index(name) >= 0]
+    return sum(_stored_width(kind) for kind in types if _is_converted(kind))
+
+
+def _is_converted(kind: pa.DataType) -> bool:
+    small: bool = pa.types.is_integer(kind) and kind.bit_width < 32
+    return any((small, pa.types.is_boolean(kind), pa.types.is_decimal(kind), pa.types.is_float16(kind)))
+
+
 def leaves_of(parsed: pq.FileMetaData, columns: Iterable[str]) -> list[int]:
     """Return the leaves of some columns."""
     names = frozenset(columns)

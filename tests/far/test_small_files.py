@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.servers.buckets import Bucket, Rounds, serve
+from tests.waiting import until
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.far.small_files import KeptFiles, SmallFiles
 from torch_table_loader.sizes import sizes
@@ -173,8 +174,8 @@ def test_bytes_are_let_go_with_the_epoch(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(KeptFiles, "__init__", watched)
     loader, _ = make()
     assert rows_of(loader) == ALL_ROWS
-    gc.collect()
-    assert [each() for each in known] == [None]
+    assert len(known) == 1
+    until(lambda: gc.collect() >= 0 and known[0]() is None)  # threads that ask a store end soon after their epoch
 
 
 def test_an_epoch_that_was_left_lets_the_next_one_ask_again(store: Store) -> None:

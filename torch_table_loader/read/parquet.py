@@ -226,13 +226,11 @@ class ParquetReader(
         pages = min(pages, 2 * meta.group_bytes[group])
         if _is_whole(num_rows, max_rows):  # a few columns are decoded at a time
             return num_rows * (most + nested + levels) + pages // max(1, len(columns))
-        # Arrow makes room for a power of two of values, and keeps that of levels for the next read. It also keeps that
-        # of values that it converts, and grows it.
+        # Arrow makes room for a power of two of values; it keeps that of levels, and of values that it converts.
         max_rows = min(max_rows, meta.num_rows)
         room = 1 << (max_rows - 1).bit_length()
-        if converted := converted_bytes(meta.schema, columns):
-            levels *= 2
-        return room * (fixed + converted + levels) + 2 * max_rows * (most - fixed + nested) + pages
+        levels += converted_bytes(meta.schema, columns)
+        return room * (fixed + levels) + 2 * max_rows * (most - fixed + nested) + pages
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:

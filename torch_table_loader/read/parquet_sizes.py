@@ -35,6 +35,9 @@ class Decoded(NamedTuple):
     rows: int
 
 
+_LEVEL_BYTES = 2
+
+
 def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]) -> tuple[int, list[int]]:
     """Return the decoded bytes of a row's columns of fixed width, and the leaves of the others."""
     types = {name: schema.field(name).type for name in columns if schema.get_field_index(name) >= 0}
@@ -46,9 +49,9 @@ def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequenc
 
 
 def converted_bytes(schema: pa.Schema, columns: Sequence[str]) -> int:
-    """Return the bytes of a row's values that Arrow decodes into its reader's memory, and then copies as their type."""
+    """Return the bytes of a row's values that Arrow decodes into its reader's memory, levels too, and then copies."""
     types = [schema.field(name).type for name in columns if schema.get_field_index(name) >= 0]
-    return sum(_stored_width(kind) for kind in types if _is_converted(kind))
+    return sum(_stored_width(kind) + _LEVEL_BYTES for kind in types if _is_converted(kind))
 
 
 def _is_converted(kind: pa.DataType) -> bool:

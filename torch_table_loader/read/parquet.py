@@ -53,6 +53,7 @@ from torch_table_loader.read.parquet_footer import (
 )
 from torch_table_loader.read.parquet_pages import refuse_large_pages
 from torch_table_loader.read.parquet_sizes import (
+    LEVEL_BYTES,
     Decoded,
     converted_bytes,
     decoded_size,
@@ -83,9 +84,6 @@ _VALUES_TO_COPY = 1 << 18
 
 _PAGES_BYTES = 3 * 1024 * 1024
 """About what an open column holds beside its rows: a dictionary, and a page before and after decompression."""
-
-_LEVEL_BYTES = 2
-"""Of each value: whether it is null, while it is decoded."""
 
 _GROWTH = 8
 """The rows of a part are at most so many times those of the one before it, whatever that one weighed."""
@@ -216,7 +214,7 @@ class ParquetReader(
     @override
     def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
         num_rows, pages = max(1, meta.group_rows[group]), _PAGES_BYTES * len(columns)
-        fixed, most, nested, levels = row_bytes, row_bytes, 0, _LEVEL_BYTES * len(columns)
+        fixed, most, nested, levels = row_bytes, row_bytes, 0, LEVEL_BYTES * len(columns)
         if meta.footer is not None:
             parsed = parse(meta.footer)
             fixed, leaves = variable_leaves(parsed, meta.schema, columns)

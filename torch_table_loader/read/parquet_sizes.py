@@ -35,7 +35,8 @@ class Decoded(NamedTuple):
     rows: int
 
 
-_LEVEL_BYTES = 2
+LEVEL_BYTES = 2
+"""Of each value: whether it is null, while it is decoded."""
 
 
 def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]) -> tuple[int, list[int]]:
@@ -49,9 +50,9 @@ def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequenc
 
 
 def converted_bytes(schema: pa.Schema, columns: Sequence[str]) -> int:
-    """Return the bytes of a row's values that Arrow decodes into its reader's memory, levels too, and then copies."""
+    """Return the bytes that a row's values take in memory of Arrow's reader before they are converted; levels too."""
     types = [schema.field(name).type for name in columns if schema.get_field_index(name) >= 0]
-    return sum(_stored_width(kind) + _LEVEL_BYTES for kind in types if _is_converted(kind))
+    return sum(_stored_width(kind) + LEVEL_BYTES for kind in types if _is_converted(kind))
 
 
 def _is_converted(kind: pa.DataType) -> bool:

@@ -73,15 +73,21 @@ class LaneMerger:
         self.batches = chain(batches, _ending(self._close, executor, self._large_arrays))
         """The batches; a lane's error is raised where its batch would have come. Whoever takes them closes this then,
         and keeps it until they are taken."""
+        if not work.plan.counted:
+            self._go_to(start)
+
+    def _go_to(self, start: int) -> None:
+        """Take batches that were taken before."""
         try:
-            if not work.plan.counted and (found := sum(1 for _ in islice(self.batches, start))) < start:
-                raise ResumeError(
-                    f"the state has taken {start} steps of an epoch in which this rank takes {found}; pass the value "
-                    "of state_dict() unchanged"
-                )
+            found = sum(1 for _ in islice(self.batches, start))
         except BaseException:
             self.close()
             raise
+        if found < start:
+            raise ResumeError(
+                f"the state has taken {start} steps of an epoch in which this rank takes {found}; pass the value of "
+                "state_dict() unchanged"
+            )
         self.counts.taken, self.counts.made = 0, None
 
     def close(self) -> None:

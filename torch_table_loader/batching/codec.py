@@ -130,11 +130,16 @@ class _Alike(NamedTuple):
         places: theirs.
         pick: returns the data at these places.
         line: a cache line of zeros.
+        number: how many.
+        in_line: values of a cache line.
     """
 
     places: list[int]
     pick: Callable[[Sequence[Any]], Sequence[Any]]
     line: NDArray[Any]
+    number: int
+    in_line: int
+    dtype: np.dtype[Any]
 
     @classmethod
     def of(cls, leaves: Sequence[Leaf]) -> list[_Alike]:
@@ -145,7 +150,10 @@ class _Alike(NamedTuple):
             if isinstance(kind, DenseKind) and not kind.inner and aligned(1) % kind.dtype.itemsize == 0:
                 found.setdefault(kind.dtype, []).append(place)
         lines = {dtype: np.zeros(aligned(1) // dtype.itemsize, dtype) for dtype in found}
-        return [cls(places, _picking(places), lines[dtype]) for dtype, places in found.items()]
+        return [
+            cls(places, _picking(places), lines[dtype], len(places), len(lines[dtype]), dtype)
+            for dtype, places in found.items()
+        ]
 
 
 def _picking(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -185,8 +193,8 @@ class TensorCodec(PlainCodec[TensorRows]):
         self._alike = _Alike.of(self.leaves)
         self.unlike = sorted(set(range(len(self.leaves))).difference(*(alike.places for alike in self._alike)))
         """The places of the leaves for which `grids` makes no room."""
-        found = [*chain.from_iterable(alike.places for alike in self._alike), *self.unlike]
-        self._in_order = _picking(sorted(range(len(found)), key=found.__getitem__))
+        places = [*chain.from_iterable(alike.places for alike in self._alike), *self.unlike]
+        self._in_order = _picking(sorted(range(len(places)), key=places.__getitem__))
         """Returns what came of the leaves of `grids`, and then of the others, in the order of all."""
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
         self._names = [shape.name for shape in self.shapes]
@@ -254,11 +262,12 @@ class TensorCodec(PlainCodec[TensorRows]):
         """Make room for the values of so many rows, less those of varying width."""
         return Arena(sum([times * aligned(num_rows * each) for each, times in self._widths]))
 
-    def grids(self, num_rows: int, new: NewArray) -> Iterator[tuple[_Alike, NDArray[Any]]]:
+    def grids(self, num_rows: int, new: NewArray) -> list[tuple[_Alike, NDArray[Any]]]:
         """Make room for so many single values of each type: the leaves, and a row of whole lines for each."""
-        for alike in self._alike:
-            in_line = len(alike.line)
-            yield alike, new((len(alike.places), -(-num_rows // in_line) * in_line), alike.line.dtype)
+        return [
+            (alike, new((alike.number, -(-num_rows // alike.in_line) * alike.in_line), alike.dtype))
+            for alike in self._alike
+        ]
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
@@ -266,7 +275,7 @@ class TensorCodec(PlainCodec[TensorRows]):
         runs, new = [part.data for part in parts], self.arena(num_rows).array
         found: list[Any] = []
         for alike, grid in self.grids(num_rows, new):
-            gap = alike.line[: grid.shape[1] - num_rows]
+            gap = alike.line[: -num_rows % alike.in_line]
             pieces = chain.from_iterable(zip(*map(alike.pick, runs), repeat(gap)))
             np.concatenate(list(pieces), out=grid.reshape(-1))
             found.extend(grid[:, :num_rows])

@@ -163,7 +163,7 @@ class FileVersion:
 
     def holds(self, now: FileVersion) -> bool:
         """Return whether the file is still this one, by what the store says of it now."""
-        return self.immutable or (self == now and same_local(self.local, now.local))
+        return self is now or self.immutable or (self == now and same_local(self.local, now.local))
 
 
 def same_local(was: LocalVersion | None, now: LocalVersion | None) -> bool:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
-from torch_table_loader.contracts import RangeStorage, has_ranges
+from torch_table_loader.contracts import RangeStorage, has_ranges, is_far
 from torch_table_loader.errors import TableError
 from torch_table_loader.installed import load
 
@@ -370,6 +370,13 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSe
     if settings.applies_to(storage):
         return far().begin_fetching(storage, plan, settings)
     return None
+
+
+def with_small_files(storage: Storage, folder: str | None, most_bytes: int) -> Storage:
+    """Return a storage that keeps small files of a folder for the next epoch, up to so many bytes, if they are far."""
+    if most_bytes and folder is not None and is_far(storage):
+        return far().with_small_files(storage, folder, most_bytes)
+    return storage
 
 
 class TasksAhead:

@@ -1,7 +1,7 @@
 """Lets the threads of gloo drop what they hold before Python ends.
 
-torch 2.13 keeps these threads after DDP, even if the process group is destroyed. A thread that drops the last tensors of
-a step while Python ends aborts the process: "terminate called without an active exception" (pytorch/pytorch#190489).
+torch 2.13 keeps these threads after DDP, even if the process group is destroyed. A thread that drops the last tensors
+of a step while Python ends aborts the process: "terminate called without an active exception" (pytorch/pytorch#190489).
 """
 
 from __future__ import annotations

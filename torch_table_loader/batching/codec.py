@@ -140,11 +140,12 @@ class _Alike(NamedTuple):
     def of(cls, leaves: Sequence[Leaf]) -> list[_Alike]:
         """Return those of some leaves."""
         found: dict[np.dtype[Any], list[int]] = {}
+        line = aligned(1)
         for place, leaf in enumerate(leaves):
             kind = leaf.kind
-            if isinstance(kind, DenseKind) and not kind.inner and aligned(1) % kind.dtype.itemsize == 0:
+            if isinstance(kind, DenseKind) and not kind.inner and line % kind.dtype.itemsize == 0:
                 found.setdefault(kind.dtype, []).append(place)
-        lines = {dtype: np.zeros(aligned(1) // dtype.itemsize, dtype) for dtype in found}
+        lines = {dtype: np.zeros(line // dtype.itemsize, dtype) for dtype in found}
         return [cls(places, _picking(places), lines[dtype]) for dtype, places in found.items()]
 
 

@@ -157,7 +157,7 @@ class _Read(NamedTuple):
         """Return what is read of some columns; a stage reads none encoded."""
         encoded: list[str] = []
         if stage is None:
-            encoded = _encodable(table.schema, columns, TypePolicy.of(options))
+            encoded = _encodable(table.schema, columns, options)
         largest = int(table.layout.group_rows.max(initial=0))
         return cls(columns, encoded, table.row_bytes(columns, encoded), largest)
 
@@ -222,6 +222,9 @@ def _reader_of(table: Table, options: LoaderOptions, read: _Read, ordered: _Orde
     )
 
 
-def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:
+def _encodable(schema: pa.Schema, columns: Sequence[str], options: LoaderOptions) -> list[str]:
     """Return the columns of which each distinct string is looked up once, where a file has them in a dictionary."""
-    return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
+    strings = [name for name in columns if kinds.is_string(schema.field(name).type)]
+    if not strings:
+        return []
+    return list(filter(TypePolicy.of(options).codes, strings))

@@ -25,7 +25,6 @@ from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
 from torch_table_loader.planning.ranks import Mixing, Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.schedules import as_schedule
 from torch_table_loader.sizes import sizes
 
@@ -376,22 +375,6 @@ def warn_of_uneven_batches(plan: GlobalBatches) -> None:
             f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
             "leave even_ranks=False out, or pass drop_last=True"
         )
-
-
-def with_padding(schema: pa.Schema, topology: Topology) -> pa.Schema:
-    """Add the column that says which rows are padding, where batches have it.
-
-    Raises:
-        ConfigError: there is a column of that name.
-    """
-    if not topology.marks_padding:
-        return schema
-    if PADDING_COLUMN in schema.names:
-        raise ConfigError(
-            f"even_ranks={topology.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
-            "leave it out of columns=, or pass even_ranks=False"
-        )
-    return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False))
 
 
 def with_batch_size(

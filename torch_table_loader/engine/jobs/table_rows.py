@@ -15,9 +15,9 @@ from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
-from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
+from torch_table_loader.engine.jobs.job import Codecs, with_padding
 from torch_table_loader.engine.jobs.live_rows import LiveRows
 from torch_table_loader.engine.jobs.resolve import (
     columns_of,
@@ -25,7 +25,6 @@ from torch_table_loader.engine.jobs.resolve import (
     delivered,
     surveyed,
     topology_of,
-    with_padding,
 )
 from torch_table_loader.engine.row_draws import row_draws
 from torch_table_loader.engine.row_store import RowStoreHandle

@@ -16,11 +16,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from torch_table_loader.batching.rows import each_alone
-from torch_table_loader.cancellation import SLICE_S, cancellable
+from torch_table_loader.cancellation import SLICE_S, cancellable, start
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, check_home, join_tails
 from torch_table_loader.forks import this_process
-from torch_table_loader.system import popped, start
+from torch_table_loader.system import popped
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches

@@ -312,9 +312,11 @@ class LoaderOptions:
 
     def bytes_to_keep(self, num_ranks: int) -> int:
         """Return how much of far files planning keeps for the first epoch: nothing unless this process reads all."""
+        if not self.samples.are_rows:
+            return 0
         some = self.column_names is not None or self.filters is not None or self.schema is not None
         elsewhere = num_ranks > 1 or self.processes or self.remote.cache_dir is not None
-        if some or elsewhere or not self.samples.are_rows:
+        if some or elsewhere:
             return 0
         return self.ahead_bytes // 2
 

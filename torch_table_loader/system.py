@@ -5,28 +5,13 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from typing import TypeVar
 
 from torch_table_loader.cancellation import start
 from torch_table_loader.errors import OutOfMemoryError, TableLoaderError
 from torch_table_loader.messages import first_line
 
-T = TypeVar("T")
-
 _LOOK_S = 1.0
 """How long a worker process may outlive the process that began it, where only the number of its parent shows that."""
-
-
-def popped(values: list[T]) -> T | None:
-    """Take the last value of a list that threads share out of it; None if there is none left.
-
-    >>> popped([1, 2]), popped([])
-    (2, None)
-    """
-    try:
-        return values.pop()
-    except IndexError:  # one who asks before may find what another thread takes
-        return None
 
 
 def as_out_of_memory(error: BaseException, what: str) -> OutOfMemoryError | None:

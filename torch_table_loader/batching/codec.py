@@ -188,10 +188,9 @@ class TensorCodec(PlainCodec[TensorRows]):
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
         self._names = [shape.name for shape in self.shapes]
         self._has_structs = any(isinstance(shape, Branch) for shape in self.shapes)
-        self._are_tensors = all(
-            leaf.cut is outputs.cut_tensors and isinstance(leaf.kind, DenseKind) and mark_of(leaf.kind.dtype) is None
-            for leaf in self.leaves
-        )
+        kinds = [leaf.kind for leaf in self.leaves if leaf.cut is outputs.cut_tensors]
+        dtypes = [kind.dtype for kind in kinds if isinstance(kind, DenseKind)]
+        self._are_tensors = len(dtypes) == len(self.leaves) and not any(map(mark_of, dtypes))
         """Whether all come out as tensors that numpy has the type of, so that no step in Python is due to each."""
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:

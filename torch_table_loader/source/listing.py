@@ -264,7 +264,7 @@ def _listed(
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
         walks: dict[str, Future[list[Found]]] = {}
         looks: list[Future[list[Found]]] = []
-        if files is None and all(seems_folder(storage.protocol, path) for path in paths):
+        if files is None and all(map(partial(seems_folder, storage.protocol), paths)):
             walks = {path: pool.submit(storage.walk, path) for path in paths}
             looks = look_around(pool, storage, walks, walks)
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.asked import NOTHING, Asked
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.placed import planned_at, warn_of_uneven_stages
@@ -165,7 +166,7 @@ class Job(Walked):
         Raises:
             TableError: names the column, a file, and the remedies.
         """
-        sensitive = self.codec_of(self.samples.width).null_sensitive
+        sensitive = self.codec_of(self.options.samples.width).null_sensitive
         for table in self.tables.values():
             table.refuse_nulls(sensitive.intersection(table.schema.names))
 
@@ -184,7 +185,7 @@ class Job(Walked):
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         warn_of_uneven_stages(self)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema of what comes out."""
         return with_padding(self.columns, self.topology)

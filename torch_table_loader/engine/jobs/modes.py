@@ -117,6 +117,7 @@ def open_stream(
     stage = _sized(stage, planner, options, read.row_bytes)
     ordered = _ordered(planner, options, table, read, stage)
     reader = _reader_of(table, options, read, ordered)
+    columns_out = delivered(table, reader.schema, options)
     job = StreamJob(
         options=options,
         rank=ranks.rank,
@@ -125,14 +126,14 @@ def open_stream(
         row_bytes=read.row_bytes,
         table=table,
         reader=reader,
-        columns=delivered(table, reader.schema, options),
+        columns=columns_out,
         strategy=strategy,
         **ordered._asdict(),
         splits_digest=ordered.planner.digest(),
         fetching=fetching,
         fork_safe=all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None),
     )
-    job.codec_of(job.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
+    job.codec_of(options.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
     ordered.planner.plan(ordered.planner.start(0), ranks.rank)
     refuse_beyond_memory(job)
     return job

@@ -127,7 +127,7 @@ def stored_rows(
     codecs = Codecs()
     of_batch = with_ids if topology is None else with_padding(with_ids, topology)
     codec = cast("PlainCodec[Any]", codecs.of(of_batch, options, options.samples.width))
-    segments = whole_files(table.layout, filtered=table.filtered)
+    segments = whole_files(table.layout, filtered=table.filters is not None)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
         segments = counter.count(segments, np.arange(len(segments.splits)))

@@ -140,8 +140,7 @@ def _layout(storage: Storage, found: _Inspected, filters: Any, schema: pa.Schema
     """Lay out what a filter may keep of the files."""
     kept = _kept(storage, found.files, found.metas, filters, schema)
     rows, sizes = [meta.group_rows for meta in found.metas], [meta.group_bytes for meta in found.metas]
-    layout = TableLayout.of(found.files, rows, sizes, kept)
-    return replace(layout, uri_prefix=getattr(storage, "uri_prefix", ""))
+    return TableLayout.of(found.files, rows, sizes, kept, getattr(storage, "uri_prefix", ""))
 
 
 def _deletes_of(source: Source, *, verify_checksums: bool) -> Deletes:

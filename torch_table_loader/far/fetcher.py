@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
-from torch_table_loader.cancellation import cancellable, unattended, wait_for
+from torch_table_loader.cancellation import cancellable, start, unattended, wait_for
 from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import StorageError, WorkerError
 from torch_table_loader.far.disk_cache import RangeKey
@@ -29,7 +29,6 @@ from torch_table_loader.far.limit import MOST_REQUESTS, Flight, HedgePolicy, InF
 from torch_table_loader.far.requests import Piece
 from torch_table_loader.forks import this_process
 from torch_table_loader.ranges import FetchStats, PlannedRead
-from torch_table_loader.system import start
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage

@@ -145,11 +145,12 @@ class _Alike(NamedTuple):
     def of(cls, leaves: Sequence[Leaf]) -> list[_Alike]:
         """Return those of some leaves."""
         found: dict[np.dtype[Any], list[int]] = {}
+        line = aligned(1)
         for place, leaf in enumerate(leaves):
             kind = leaf.kind
-            if isinstance(kind, DenseKind) and not kind.inner and aligned(1) % kind.dtype.itemsize == 0:
+            if isinstance(kind, DenseKind) and not kind.inner and line % kind.dtype.itemsize == 0:
                 found.setdefault(kind.dtype, []).append(place)
-        lines = {dtype: np.zeros(aligned(1) // dtype.itemsize, dtype) for dtype in found}
+        lines = {dtype: np.zeros(line // dtype.itemsize, dtype) for dtype in found}
         return [
             cls(places, _picking(places), lines[dtype], len(places), len(lines[dtype]), dtype)
             for dtype, places in found.items()
@@ -199,10 +200,9 @@ class TensorCodec(PlainCodec[TensorRows]):
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
         self._names = [shape.name for shape in self.shapes]
         self._has_structs = any(isinstance(shape, Branch) for shape in self.shapes)
-        self._are_tensors = all(
-            leaf.cut is outputs.cut_tensors and isinstance(leaf.kind, DenseKind) and mark_of(leaf.kind.dtype) is None
-            for leaf in self.leaves
-        )
+        kinds = [leaf.kind for leaf in self.leaves if leaf.cut is outputs.cut_tensors]
+        dtypes = [kind.dtype for kind in kinds if isinstance(kind, DenseKind)]
+        self._are_tensors = len(dtypes) == len(self.leaves) and not any(map(mark_of, dtypes))
         """Whether all come out as tensors that numpy has the type of, so that no step in Python is due to each."""
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:

@@ -52,7 +52,7 @@ class Fetcher:
         self._home = this_process()
         self._storage = storage
         self._place = storage.place
-        self._queue = FetchQueue(plan, settings.ahead_bytes)
+        self._queue = FetchQueue(plan, settings.ahead_bytes, settings.kept)
         self._limit = _LEARNED[self._place].heir() if self._place in _LEARNED else InFlightLimit()
         self._hedging = HedgePolicy()
         self._cache = settings.cache
@@ -129,6 +129,12 @@ class Fetcher:
             if task.requests is not None and (gone := task.requests.before_group(group)):
                 self._queue.drop(gone)
                 self._wanted.notify()
+
+    def took(self, num_bytes: int) -> None:
+        """Count bytes of a file that was here."""
+        with self._wanted:
+            self._check_open()
+            self.stats.cached_bytes += num_bytes
 
     def requests_of(self, task: Task) -> Requests | None:
         """Wait until it is known what a read needs; None if nothing is fetched for it."""
@@ -390,6 +396,10 @@ class ReadStorage(ReleasingStorage):
 
     @override
     def open(self, path: str) -> pa.NativeFile:
+        kept = self._task.kept
+        if kept is not None and kept.path == path:
+            self._ahead.took(len(kept.data))
+            return pa.BufferReader(kept.data)
         requests = self._ahead.requests_of(self._task)
         if requests is None or requests.file.path != path:
             return self._storage.open(path)

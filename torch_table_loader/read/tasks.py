@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask, Segment
 
-
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_ROWS = 65_536
@@ -200,6 +199,10 @@ class TaskReader:
                     return
             if not self._knows_live(plan):
                 counts.check(len(segments))
+
+    def file_of(self, task: ReadTask) -> DataFile:
+        """Return which file a task is of."""
+        return self._files[task.file_index]
 
     def needs(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `read` asks for; None if there are none, or the file's format does not say.

@@ -7,15 +7,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
 from tests.mixtures.mixed_worlds import Row, source_rows, write_texts
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader.mixtures import rounds
+from torch_table_loader.mixtures.rounds import Rounds
+from torch_table_loader.planning import interleaving
+from torch_table_loader.planning.runs import Runs
 from torch_table_loader.testing import small_sizes
 
 SIZES = {"a": 300, "b": 120, "c": 17}
@@ -223,3 +230,57 @@ def test_weights_that_cannot_be_meant_are_refused(kind: str, tables: Tables) -> 
         with pytest.raises(ConfigError, match=message):
             dataset.set_weights(weights)
     assert dataset.weights == WEIGHTS
+
+
+def test_a_resume_of_streams_lays_out_one_rank_and_follows_each_stage_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is counted: splits laid out window by window, orders that are permuted, stages that are followed."""
+    for name in "ab":
+        pq.write_table(pa.table({"id": range(1600)}), tmp_path / f"{name}.parquet", row_group_size=4)
+    sources = {
+        name: partial(StructuredDataset, str(tmp_path / f"{name}.parquet"), shuffle=True, split_size=4) for name in "ab"
+    }
+
+    def opened(ranks: int, state: Any = None) -> TableLoader:
+        loader, _ = MixedDataset.create_dataloader(
+            sources, {"a": 2, "b": 1}, batch_size=4, check_plan=False, rank=0, num_ranks=ranks
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def saved(ranks: int, state: Any = None) -> Any:
+        loader = opened(ranks, state)
+        for batch in islice(loader, 3):
+            assert len(batch["id"]) == 4
+        return loader.state_dict()
+
+    done = Counter[Any]()
+    mixed, permuted, followed = interleaving.interleaved, rounds.epoch_order, Rounds.after
+
+    def noted_splits(runs: Runs, *rest: Any) -> Runs:
+        done["splits"] += len(runs)
+        return mixed(runs, *rest)
+
+    def noted_order(segments: Any, *, purpose: str, **options: Any) -> Any:
+        done[purpose] += 1
+        return permuted(segments, purpose=purpose, **options)
+
+    def noted_stage(own: Rounds, rest: Any, epoch: int, stage: Any) -> Any:
+        done[own.name, stage.deal.number] += 1
+        return followed(own, rest, epoch, stage)
+
+    state = saved(12, saved(16))
+    monkeypatch.setattr(interleaving, "interleaved", noted_splits)
+    monkeypatch.setattr(rounds, "epoch_order", noted_order)
+    monkeypatch.setattr(Rounds, "after", noted_stage)
+    next(iter(opened(20)))
+    fresh = done.pop("splits")
+    done.clear()
+    loader = opened(20, state)
+    assert len(loader) > loader.remaining > 0
+    next(iter(loader))
+    assert 0 < done.pop("splits") <= fresh < 400
+    stages = [(name, stage) for name in "ab" for stage in range(2)]
+    assert done == Counter([*stages, *(f"splits of {name} in round 0" for name in "ab")])

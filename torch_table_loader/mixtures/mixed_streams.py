@@ -497,7 +497,7 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
     remedies = {
         "shuffle_buffer_size=": (
             options.row_window is not None or options.limits_memory,
-            "leave it out; splits are shuffled",
+            "leave it out; with shuffle=True, sources share the windows of one stream, by their shares",
         ),
         "shuffle_buffer_size= beside shuffle=True": (
             options.window is not None and source.topology.mixing is not None,

@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conversions import batches_of
 from tests.effort import examples
 from torch_table_loader import Vocabulary
 from torch_table_loader.batching import codec as codec_module
@@ -534,12 +535,12 @@ def test_codes_are_places_in_the_vocabulary(
     output: Any, words: list[str | None], known: list[str], batch_size: int
 ) -> None:
     batch = pa.record_batch({"w": pa.array(words, pa.string()), "own": pa.array(words, pa.string())})
-    policy = TypePolicy(output_format=output, strings={"w": Vocabulary(known), "own": "codes"})
-    codec = make_codec(batch.schema, policy)
-    batches = codec.decode(batch).batches(batch_size)
+    strings: Any = {"w": Vocabulary(known), "own": "codes"}
+    batches = batches_of(batch, output_format=output, strings=strings, batch_size=batch_size)
     codes = [code for each in batches for code in each["w"].tolist()]
     assert codes == [known.index(word) if word in known else -1 for word in words]
-    assert [word for each in batches for word in _values(each["own"])] == words
+    own = [None if code < 0 else each["own"].values[code] for each in batches for code in each["own"].codes.tolist()]
+    assert own == words
     assert all(len(set(each["own"].values)) == len(each["own"].values) for each in batches)
 
 

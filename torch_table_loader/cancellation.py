@@ -19,9 +19,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-from torch_table_loader.errors import StorageError
+from torch_table_loader.errors import StorageError, WorkerError
 from torch_table_loader.forks import this_process
-from torch_table_loader.system import start
 
 T = TypeVar("T")
 
@@ -174,6 +173,26 @@ def result_of(future: Future[T]) -> T:
         with suppress(TimeoutError):  # the call's own comes again below
             return future.result(SLICE_S)
     return future.result()
+
+
+def start(thread: threading.Thread) -> threading.Thread:
+    """Start a thread.
+
+    Raises:
+        WorkerError: the system refused it.
+    """
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        if "interpreter shutdown" in str(error):
+            raise
+        raise WorkerError(
+            f"expected one more thread, but the system refused it ({error}); this process has "
+            f"{threading.active_count()} of Python's. Raise the limit of processes and threads (ulimit -u, or that of "
+            "the container or its cgroup) or of address space (ulimit -v), or use fewer workers: num_workers=0 reads "
+            "without threads of its own"
+        ) from error
+    return thread
 
 
 class Threads(Executor):

@@ -10,7 +10,9 @@ import os
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -29,15 +31,6 @@ def this_process() -> int:
     return _forks
 
 
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 a forked process has a number of its own
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
-
-
 class OfProcess(Generic[T]):
     """A value that each process makes for itself, also one that starts by fork; so do copies and pickles.
 
@@ -48,7 +41,10 @@ class OfProcess(Generic[T]):
     True
     """
 
-    __slots__ = ("_made", "_make")
+    __slots__ = ("__weakref__", "_made", "_make", "own")
+
+    own: T
+    """This process's; once it is made, no step in Python is due to it."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         """Make nothing yet.
@@ -58,18 +54,34 @@ class OfProcess(Generic[T]):
         """
         self._make = make
         self._made: dict[int, T] = {}
+        _own.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as one of which nothing was made."""
         return type(self), (self._make,)
 
-    @property
-    def own(self) -> T:
-        """This process's."""
-        try:
-            return self._made[_forks]
-        except KeyError:
-            return self._made.setdefault(_forks, self._make())
+    def __getattr__(self, name: str) -> Any:
+        """Make `own`, which a process is asked for the first time."""
+        if name != "own":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.own = own = self._made.setdefault(_forks, self._make())
+        return own
+
+
+_own: weakref.WeakSet[OfProcess[Any]] = weakref.WeakSet()
+"""All that live."""
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 a forked process has a number of its own
+    _forks += 1
+    for each in _own:
+        with suppress(AttributeError):  # it was not made
+            del each.own
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 def settle() -> None:

@@ -408,14 +408,14 @@ class LoaderIterator(Iterator[B_co]):
         self._merger = LaneMerger(work, executor_of(job, work, start, self._loader._servers), start)
         self._plan = work.plan
         self._ahead: list[Any] = []
-        self._next: Iterator[Any] = self._merger
+        self._next: Iterator[Any] = self._merger.batches
         device = options.device
         if device is None:
             device = self._loader._device_of_accelerate
         if device is not None:
             from torch_table_loader.engine.device import moved
 
-            self._next = moved(self._merger, device)
+            self._next = moved(self._merger.batches, device)
         if options.show_progress:
             self._next = with_bars(self._next, work, self._merger.counts, start, options)
         return work

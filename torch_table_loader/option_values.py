@@ -194,7 +194,8 @@ class Weights:
             class. Without a column, no row comes twice.
         samples: number of rows of an epoch; None: the number of live rows that are not excluded.
         repeats: instead of `column`, one of numbers that say how often a row comes in each epoch: 3 brings it three
-            times, 0.5 in every other epoch on average. An epoch has as many rows as their sum.
+            times, 0.5 in every other epoch on average. An epoch has as many rows as their sum. Whole numbers are exact
+            where all are whole; beside fractions, a row may come once more or less.
 
     Raises:
         ConfigError: several columns or no argument is given, or `samples` is not an integer of at least 1.

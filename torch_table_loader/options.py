@@ -261,14 +261,14 @@ class LoaderOptions:
         for check_together in _TOGETHER:
             check_together(self)
 
-    @property
+    @cached_property
     def budget(self) -> Budget | None:
         """What a batch holds, where that is no number of rows."""
         if isinstance(self.batch_size, Budget):
             return self.batch_size
         return None
 
-    @property
+    @cached_property
     def most_rows(self) -> int:
         """The most rows of a batch."""
         if isinstance(self.batch_size, Budget):
@@ -300,21 +300,23 @@ class LoaderOptions:
         """The options given here that need splits which hold each row once."""
         return [name for name in ("on_growth", "pack") if getattr(self, name) is not None]
 
-    @property
+    @cached_property
     def may_mix(self) -> bool:
         """Whether rows of several splits are mixed, where nothing keeps them from it."""
         return self.shuffle is True or self.shuffle == "mixed"
 
-    @property
+    @cached_property
     def processes(self) -> bool:
         """Whether processes of their own make batches."""
         return self.worker_type != "thread" and self.num_workers != 0
 
     def bytes_to_keep(self, num_ranks: int) -> int:
         """Return how much of far files planning keeps for the first epoch: nothing unless this process reads all."""
+        if not self.samples.are_rows:
+            return 0
         some = self.column_names is not None or self.filters is not None or self.schema is not None
         elsewhere = num_ranks > 1 or self.processes or self.remote.cache_dir is not None
-        if some or elsewhere or not self.samples.are_rows:
+        if some or elsewhere:
             return 0
         return self.ahead_bytes // 2
 
@@ -354,7 +356,7 @@ class LoaderOptions:
             return self
         return self.with_checked(pack=own)
 
-    @property
+    @cached_property
     def batch_rows(self) -> int:
         """Rows of a stream that a batch is made of."""
         samples = self.samples
@@ -373,26 +375,26 @@ class LoaderOptions:
         """The columns that are read, in order; None for all."""
         return names_of(self.columns)
 
-    @property
+    @cached_property
     def window(self) -> int | None:
         """Rows, or documents, that are shuffled together; None where nobody said how many."""
         if isinstance(self.shuffle_buffer_size, str):
             return None
         return self.shuffle_buffer_size
 
-    @property
+    @cached_property
     def row_window(self) -> int | None:
         """Rows that are shuffled together; None where they are parts of samples, of which the whole is shuffled."""
         if self.samples.joins_rows:
             return None
         return self.window
 
-    @property
+    @cached_property
     def limits_memory(self) -> bool:
         """Whether the caller says how many bytes a rank may hold."""
         return isinstance(self.shuffle_buffer_size, str)
 
-    @property
+    @cached_property
     def memory(self) -> int:
         """Bytes of a rank by which windows, reads and what is fetched ahead are sized."""
         asked = self.shuffle_buffer_size
@@ -400,26 +402,26 @@ class LoaderOptions:
             return parse_bytes(asked)
         return DEFAULT_MEMORY
 
-    @property
+    @cached_property
     def ahead_bytes(self) -> int:
         """Compressed bytes that each process fetches ahead of decoding."""
         return self.remote.ahead_bytes(self.memory)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Lanes of a rank: at least one."""
         if self.num_workers is None:
             return DEFAULT_LANES
         return max(1, self.num_workers)
 
-    @property
+    @cached_property
     def split_rows(self) -> int | None:
         """Target rows of a split; None where its size is in bytes."""
         if isinstance(self.split_size, int):
             return self.split_size
         return None
 
-    @property
+    @cached_property
     def split_bytes(self) -> int | None:
         """Target bytes of a split; None where its size is in rows, or was not given."""
         if isinstance(self.split_size, str):

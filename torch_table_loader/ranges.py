@@ -12,10 +12,10 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
-from torch_table_loader.contracts import RangeStorage, has_ranges
+from torch_table_loader.contracts import RangeStorage, has_ranges, is_far
 from torch_table_loader.errors import TableError
 from torch_table_loader.installed import load
 
@@ -146,20 +146,22 @@ class FetchStats:
     def become_sum(self, parts: Iterable[FetchStats]) -> None:
         """Set this object to the sum of several statistics."""
         parts = list(parts)
-        for field in fields(self):
-            setattr(self, field.name, sum(getattr(part, field.name) for part in parts))
+        for count in fields(self):
+            setattr(self, count.name, sum(getattr(part, count.name) for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
     """How files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache.
 
-    Files on this machine are fetched only where `near` is set. `cache` is what `Far.open_cache` gave.
+    Files on this machine are fetched only where `near` is set. `cache` is what `Far.open_cache` gave. Nothing is asked
+    for of the files of `kept`, which are here whole.
     """
 
     ahead_bytes: int
     cache: Any = None
     near: bool = False
+    kept: Mapping[tuple[str, FileVersion], Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, options: LoaderOptions) -> FetchSettings:
@@ -184,6 +186,7 @@ class PlannedRead(NamedTuple):
         rows_before: rows that the lane delivers before it.
         find: returns which bytes it needs, None if it needs none; may read footers and delete files.
         storage: the storage of the file; None for the storage of most reads.
+        file: returns which file it reads; None where only `find` says that.
     """
 
     rows_before: int
@@ -191,6 +194,7 @@ class PlannedRead(NamedTuple):
     rows: int
     find: Callable[[], FileNeeds | None]
     storage: RangeStorage | None = None
+    file: Callable[[], DataFile] | None = None
 
 
 def in_order(plans: Iterable[Iterator[PlannedRead]]) -> Iterator[PlannedRead]:
@@ -366,6 +370,13 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSe
     if settings.applies_to(storage):
         return far().begin_fetching(storage, plan, settings)
     return None
+
+
+def with_small_files(storage: Storage, folder: str | None, most_bytes: int) -> Storage:
+    """Return a storage that keeps small files of a folder for the next epoch, up to so many bytes, if they are far."""
+    if most_bytes and folder is not None and is_far(storage):
+        return far().with_small_files(storage, folder, most_bytes)
+    return storage
 
 
 class TasksAhead:

@@ -23,12 +23,25 @@ LENGTH = "seq_len"
 """What schedules, states and comparisons call the length of samples."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """Rows of the table, each a sample. A guest that makes other samples has a subclass.
 
     A sample has a width: its tokens, if it is a sequence, and 0 if it is a row.
+
+    Args:
+        width: that of the first samples.
+        longest: the greatest width of a sample.
+        lengths: the widths by the step from which they hold; None if there is only one.
+        cut_anywhere: whether samples are cut of rows put after one another, so that their width may change.
+        joins_rows: whether a stream has as many rows for each sample as this is wide.
     """
+
+    width: int = 0
+    longest: int = 0
+    lengths: Schedule | None = None
+    cut_anywhere: bool = False
+    joins_rows: bool = False
 
     word: ClassVar[str] = "row"
     title: ClassVar[str] = "rows"
@@ -51,31 +64,6 @@ class Samples:
     def parts(self) -> Any:
         """The door of the guest, which reads samples that are no rows; see `torch_table_loader.text`."""
         return load(self.guest)
-
-    @property
-    def width(self) -> int:
-        """The width of the first samples."""
-        return 0
-
-    @property
-    def longest(self) -> int:
-        """The greatest width of a sample."""
-        return 0
-
-    @property
-    def lengths(self) -> Schedule | None:
-        """The widths by the step from which they hold; None if there is only one."""
-        return None
-
-    @property
-    def cut_anywhere(self) -> bool:
-        """Whether samples are cut of rows put after one another, so that their width may change."""
-        return False
-
-    @property
-    def joins_rows(self) -> bool:
-        """Whether a stream has as many rows for each sample as this is wide."""
-        return False
 
     def rows_of(self, width: int) -> int:
         """Return how many rows of a stream make a sample."""

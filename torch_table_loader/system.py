@@ -1,51 +1,17 @@
-"""What the operating system gives a process: threads, memory that forks share, and the end of the process's parent."""
+"""What the operating system gives a process: memory that forks share, and the end of the process's parent."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import threading
-from typing import TypeVar
 
-from torch_table_loader.errors import OutOfMemoryError, TableLoaderError, WorkerError
+from torch_table_loader.cancellation import start
+from torch_table_loader.errors import OutOfMemoryError, TableLoaderError
 from torch_table_loader.messages import first_line
-
-T = TypeVar("T")
 
 _LOOK_S = 1.0
 """How long a worker process may outlive the process that began it, where only the number of its parent shows that."""
-
-
-def start(thread: threading.Thread) -> threading.Thread:
-    """Start a thread.
-
-    Raises:
-        WorkerError: the system refused it.
-    """
-    try:
-        thread.start()
-    except (RuntimeError, MemoryError) as error:
-        if "interpreter shutdown" in str(error):
-            raise
-        raise WorkerError(
-            f"expected one more thread, but the system refused it ({error}); this process has "
-            f"{threading.active_count()} of Python's. Raise the limit of processes and threads (ulimit -u, or that of "
-            "the container or its cgroup) or of address space (ulimit -v), or use fewer workers: num_workers=0 reads "
-            "without threads of its own"
-        ) from error
-    return thread
-
-
-def popped(values: list[T]) -> T | None:
-    """Take the last value of a list that threads share out of it; None if there is none left.
-
-    >>> popped([1, 2]), popped([])
-    (2, None)
-    """
-    try:
-        return values.pop()
-    except IndexError:  # one who asks before may find what another thread takes
-        return None
 
 
 def as_out_of_memory(error: BaseException, what: str) -> OutOfMemoryError | None:

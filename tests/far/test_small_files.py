@@ -20,7 +20,9 @@ import pytest
 from tests.servers.buckets import Bucket, Rounds, serve
 from tests.waiting import until
 from torch_table_loader import StructuredDataset, TableError
-from torch_table_loader.far.small_files import KeptFiles, SmallFiles
+from torch_table_loader.far.fetch_queue import FetchQueue
+from torch_table_loader.far.fetcher import Fetcher
+from torch_table_loader.far.small_files import SmallFiles
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import Size
 
@@ -165,17 +167,43 @@ def test_a_large_file_is_asked_for_its_end_alone(monkeypatch: pytest.MonkeyPatch
 
 def test_bytes_are_let_go_with_the_epoch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[Any] = []
-    init = KeptFiles.__init__
+    init = FetchQueue.__init__
 
-    def watched(self: KeptFiles, files: Any) -> None:
-        init(self, files)
+    def watched(self: FetchQueue, plan: Any, budget: int, kept: Any = None) -> None:
+        init(self, plan, budget, kept)
+        assert len(kept) == FILES
         known.append(weakref.ref(self))
 
-    monkeypatch.setattr(KeptFiles, "__init__", watched)
+    monkeypatch.setattr(FetchQueue, "__init__", watched)
     loader, _ = make()
     assert rows_of(loader) == ALL_ROWS
     assert len(known) == 1
     until(lambda: gc.collect() >= 0 and known[0]() is None)  # threads that ask a store end soon after their epoch
+
+
+def test_nothing_is_found_out_and_no_thread_started_for_files_that_are_here(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought: list[Any] = []
+    grown: list[int] = []
+    find, grow = Fetcher._find, Fetcher._grow
+
+    def finding(self: Fetcher, task: Any) -> None:
+        sought.append(task)
+        find(self, task)
+
+    def growing(self: Fetcher) -> None:
+        grow(self)
+        grown.append(self._threads)
+
+    monkeypatch.setattr(Fetcher, "_find", finding)
+    monkeypatch.setattr(Fetcher, "_grow", growing)
+    loader, dataset = make()
+    assert rows_of(loader) == ALL_ROWS
+    assert (len(sought), max(grown)) == (0, 1)
+    assert dataset.metrics().fetch.cached_bytes == sum(map(len, OBJECTS.values()))
+    assert rows_of(loader) == ALL_ROWS
+    assert len(sought) == FILES
 
 
 def test_an_epoch_that_was_left_lets_the_next_one_ask_again(store: Store) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+AT_EXIT = Path(__file__).parent / "at_exit"
 _OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE", "RAY_ADDRESS")
 
 
 def clean_environment(**own: str) -> dict[str, str]:
     """Give the environment of a job that is nobody's part; `own` wins."""
     kept = {name: value for name, value in os.environ.items() if name not in _OTHERS}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT), str(AT_EXIT), os.environ.get("PYTHONPATH"))))
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | own
 
 

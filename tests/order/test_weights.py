@@ -219,6 +219,9 @@ def test_repeats_say_how_often_each_row_comes(table: str, tmp_path: Path) -> Non
     came = Counter(ids(halves))
     assert came.total() == (ROWS + 1) // 2
     assert max(came.values()) <= 2
+    mixed = make(write(tmp_path / "mixed", w=np.tile([0.5, 2.0, 1.0, 3.0], ROWS // 4)), weights=Weights(repeats="w"))
+    came = Counter(ids(mixed))
+    assert all(abs(came[row] - weight) <= 1 for row, weight in enumerate([0.5, 2, 1, 3] * (ROWS // 4)) if row % 4)
     for number, wrong in enumerate((np.full(ROWS, 0.001), np.zeros(ROWS), np.full(ROWS, 2.0**40))):
         with pytest.raises(TableError, match=rf"repeats of {ROWS} live rows in column 'w' sum to .*1 to 2\^40 rows"):
             make(write(tmp_path / f"{number}", w=wrong), weights=Weights(repeats="w"))

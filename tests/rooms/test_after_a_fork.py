@@ -238,13 +238,13 @@ def test_the_newest_values_may_be_asked_for_by_several_threads() -> None:
     def make() -> int:  # as if another thread made others meanwhile
         for key in (2, 3):
             newest.of(key, partial(int, key))
-        newest._by_key.pop(2)
+        newest.by_key.pop(2)
         return 1
 
     assert newest.of(1, make) == 1
-    assert list(newest._by_key) == [3, 1]
+    assert list(newest.by_key) == [3, 1]
     assert newest.of(4, lambda: 4) == 4
-    assert list(newest._by_key) == [1, 4]
+    assert list(newest.by_key) == [1, 4]
 
 
 def test_the_folder_of_temporary_files_is_known_before_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

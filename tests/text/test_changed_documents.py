@@ -100,6 +100,15 @@ def test_what_the_function_returns_comes_once(table: str, shuffle: Any, strategy
 
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES)
+@daily(lambda shuffle, strategy: shuffle == "rows" or strategy == "concat")
+def test_a_filter_leaves_documents_that_change_as_without_it(table: str, shuffle: Any, strategy: Any) -> None:
+    pack = Pack(seq_len=5, strategy=strategy, documents=seeded, same_lengths=True)
+    all_of_them = tokens_by_row(loader_of(table, pack, shuffle=shuffle))
+    left = tokens_by_row(loader_of(table, pack, shuffle=shuffle, filters="row > 5"))
+    assert left == {row: tokens for row, tokens in all_of_them.items() if row > 5}
+
+
+@pytest.mark.parametrize(("shuffle", "strategy"), MODES)
 @daily(3)
 def test_seeds_are_of_row_and_epoch_alone(table: str, shuffle: Any, strategy: Any) -> None:
     pack = Pack(seq_len=5, strategy=strategy, documents=seeded, same_lengths=True)

@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,9 @@ class Arena:
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return the next array, with undefined values."""
-        kind = np.dtype(dtype)
-        start, num_bytes = self._at, prod(shape) * kind.itemsize
-        self._at += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return np.ndarray(shape, kind, self._memory, start)
+        found: NDArray[Any] = np.ndarray(shape, dtype, self._memory, self._at)
+        self._at += -(-found.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return found
 
 
 class ReusedBlocks:
@@ -99,9 +99,9 @@ class ReusedBlocks:
         >>> np.frombuffer(blocks.new(900), np.uint8).ctypes.data == place
         True
         """
-        block = self._unused(num_bytes)
+        capacity = _rounded(num_bytes)
+        block = self._unused(num_bytes, capacity)
         if block is None:
-            capacity = _rounded(num_bytes)
             pooled = capacity >= _POOLED_BYTES
             block = np.frombuffer(pa.allocate_buffer(capacity), np.uint8) if pooled else np.empty(capacity, np.uint8)
         # A reference to a part of a buffer keeps the object that it was taken from alive; views of arrays may not.
@@ -115,9 +115,9 @@ class ReusedBlocks:
         self._closed = True
         self._free.clear()
 
-    def _unused(self, num_bytes: int) -> NDArray[Any] | None:
+    def _unused(self, num_bytes: int, capacity: int) -> NDArray[Any] | None:
         """Return an unused block that is large enough, and at most twice as large; None if there is none."""
-        free = self._free[_bits(_rounded(num_bytes))]
+        free = self._free[(capacity - 1).bit_length()]
         with suppress(IndexError):  # another thread took the last one
             for _ in range(len(free)):
                 block = free.pop()
@@ -129,20 +129,17 @@ class ReusedBlocks:
     def _take_back(self, reference: weakref.ref[Any]) -> None:
         _, block = self._lent.pop(id(reference))
         if not self._closed:
-            self._free[_bits(block.size)].append(block)
+            self._free[(block.size - 1).bit_length()].append(block)
 
 
-def _bits(size: int) -> int:
-    return (size - 1).bit_length()
-
-
+@lru_cache(maxsize=256)
 def _rounded(num_bytes: int) -> int:
     """Round up by at most 1 / `ROUNDED_PARTS`, so that blocks of about the same size serve each other.
 
     >>> _rounded(1000), _rounded(1024), _rounded(1100), _rounded(1)
     (1024, 1024, 1152, 1)
     """
-    step = max(1, (1 << _bits(num_bytes)) // (2 * ROUNDED_PARTS))
+    step = max(1, (1 << (num_bytes - 1).bit_length()) // (2 * ROUNDED_PARTS))
     return -(-num_bytes // step) * step
 
 

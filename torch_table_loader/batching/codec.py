@@ -19,7 +19,7 @@ from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack, view_cells, viewed
+from torch_table_loader.batching.decoders import Branch, FlatViews, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write, mark_of
 from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Collected, DealtWhole, PlainCodec, Rows, RowsCodec, new_block, pieces_of
@@ -130,28 +130,38 @@ class _Alike(NamedTuple):
         places: theirs.
         pick: returns the data at these places.
         line: a cache line of zeros.
+        number: how many.
+        in_line: values of a cache line.
     """
 
     places: list[int]
     pick: Callable[[Sequence[Any]], Sequence[Any]]
     line: NDArray[Any]
+    number: int
+    in_line: int
+    dtype: np.dtype[Any]
 
     @classmethod
     def of(cls, leaves: Sequence[Leaf]) -> list[_Alike]:
         """Return those of some leaves."""
         found: dict[np.dtype[Any], list[int]] = {}
+        line = aligned(1)
         for place, leaf in enumerate(leaves):
             kind = leaf.kind
-            if isinstance(kind, DenseKind) and not kind.inner and aligned(1) % kind.dtype.itemsize == 0:
+            if isinstance(kind, DenseKind) and not kind.inner and line % kind.dtype.itemsize == 0:
                 found.setdefault(kind.dtype, []).append(place)
-        lines = {dtype: np.zeros(aligned(1) // dtype.itemsize, dtype) for dtype in found}
-        return [cls(places, _picking(places), lines[dtype]) for dtype, places in found.items()]
+        lines = {dtype: np.zeros(line // dtype.itemsize, dtype) for dtype in found}
+        return [
+            cls(places, _picking(places), lines[dtype], len(places), len(lines[dtype]), dtype)
+            for dtype, places in found.items()
+        ]
 
 
 def _picking(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    first, stop = places[0], places[-1] + 1
-    if stop - first == len(places):
-        return itemgetter(slice(first, stop))
+    """Return what picks the entries at some places, in their order."""
+    first = min(places, default=0)
+    if places == list(range(first, first + len(places))):
+        return itemgetter(slice(first, first + len(places)))
     return itemgetter(*places)
 
 
@@ -170,7 +180,7 @@ class TensorCodec(PlainCodec[TensorRows]):
         keys = zip(self._keyed.makers, self._keyed.places, strict=True)
         found = [column.together(places) for column, places in keys if isinstance(column, Stack)]
         self.together = [some for some in found if some is not None]
-        self._cells = view_cells(self._keyed.makers)
+        self._views = FlatViews.of(self._keyed.makers)
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         widths = [leaf.kind.row_bytes for leaf in self.leaves]
@@ -184,13 +194,15 @@ class TensorCodec(PlainCodec[TensorRows]):
         self._alike = _Alike.of(self.leaves)
         self.unlike = sorted(set(range(len(self.leaves))).difference(*(alike.places for alike in self._alike)))
         """The places of the leaves for which `grids` makes no room."""
+        places = [*chain.from_iterable(alike.places for alike in self._alike), *self.unlike]
+        self._in_order = _picking(sorted(range(len(places)), key=places.__getitem__))
+        """Returns what came of the leaves of `grids`, and then of the others, in the order of all."""
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
         self._names = [shape.name for shape in self.shapes]
         self._has_structs = any(isinstance(shape, Branch) for shape in self.shapes)
-        self._are_tensors = all(
-            leaf.cut is outputs.cut_tensors and isinstance(leaf.kind, DenseKind) and mark_of(leaf.kind.dtype) is None
-            for leaf in self.leaves
-        )
+        kinds = [leaf.kind for leaf in self.leaves if leaf.cut is outputs.cut_tensors]
+        dtypes = [kind.dtype for kind in kinds if isinstance(kind, DenseKind)]
+        self._are_tensors = len(dtypes) == len(self.leaves) and not any(map(mark_of, dtypes))
         """Whether all come out as tensors that numpy has the type of, so that no step in Python is due to each."""
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
@@ -215,8 +227,8 @@ class TensorCodec(PlainCodec[TensorRows]):
         """View columns in their plain types as rows; strings may come as dictionaries."""
         if num_rows is None:
             num_rows = len(columns[0]) if columns else 0
-        if self._cells is not None:
-            return TensorRows(self, num_rows, viewed(columns, self._cells))
+        if self._views is not None:
+            return TensorRows(self, num_rows, self._views(columns, num_rows))
         data: list[Any] = []
         seen: set[int] = set()
         for column, places in zip(self._keyed.makers, self._keyed.places, strict=True):
@@ -250,26 +262,25 @@ class TensorCodec(PlainCodec[TensorRows]):
         """Make room for the values of so many rows, less those of varying width."""
         return Arena(sum([times * aligned(num_rows * each) for each, times in self._widths]))
 
-    def grids(self, num_rows: int, new: NewArray) -> Iterator[tuple[_Alike, NDArray[Any]]]:
+    def grids(self, num_rows: int, new: NewArray) -> list[tuple[_Alike, NDArray[Any]]]:
         """Make room for so many single values of each type: the leaves, and a row of whole lines for each."""
-        for alike in self._alike:
-            in_line = len(alike.line)
-            yield alike, new((len(alike.places), -(-num_rows // in_line) * in_line), alike.line.dtype)
+        return [
+            (alike, new((alike.number, -(-num_rows // alike.in_line) * alike.in_line), alike.dtype))
+            for alike in self._alike
+        ]
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
         num_rows = sum([part.num_rows for part in parts])
         runs, new = [part.data for part in parts], self.arena(num_rows).array
-        data: list[Any] = [None] * len(self.leaves)
+        found: list[Any] = []
         for alike, grid in self.grids(num_rows, new):
-            gap = alike.line[: grid.shape[1] - num_rows]
-            pieces = chain.from_iterable(zip(*map(alike.pick, runs), repeat(gap), strict=False))
+            gap = alike.line[: -num_rows % alike.in_line]
+            pieces = chain.from_iterable(zip(*map(alike.pick, runs), repeat(gap)))
             np.concatenate(list(pieces), out=grid.reshape(-1))
-            for place, values in zip(alike.places, grid[:, :num_rows], strict=True):
-                data[place] = values
-        for place in self.unlike:
-            data[place] = self.leaves[place].kind.join([run[place] for run in runs], new)
-        return TensorRows(self, num_rows, data)
+            found.extend(grid[:, :num_rows])
+        found += [self.leaves[place].kind.join([run[place] for run in runs], new) for place in self.unlike]
+        return TensorRows(self, num_rows, self._in_order(found))
 
     @override
     def collected(self, most: int, expected: int = 0) -> Collected[TensorRows]:

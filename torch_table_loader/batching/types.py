@@ -128,8 +128,9 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
     """Choose the node that decodes each column."""
     chooser = Chooser(policy)
     columns, encoded = list[Decoder](), list[int]()
-    for place, entry in enumerate(schema):  # once: Arrow makes its entries anew each time
-        kind = opened_type(entry.type)
+    fields = list(schema)  # once: Arrow makes its entries anew each time
+    opened = [opened_type(entry.type) for entry in fields]
+    for place, (entry, kind) in enumerate(zip(fields, opened, strict=True)):
         columns.append(chooser.column(entry.name, kind, entry.name, nullable=entry.nullable))
         if kind is not entry.type and not columns[-1].takes_encoded and kind != entry.type:
             encoded.append(place)

@@ -111,7 +111,7 @@ def _files(dataset: TableDataset, suffix: str) -> Iterator[tuple[str, Iterator[p
     """Yield the name of the copy and the rows of each file of a table."""
     table = dataset.table
     reader = table.reader(dataset.schema.names, max_rows=_ROWS_OF_A_BATCH)
-    segments = whole_files(table.layout, filtered=table.filtered)
+    segments = whole_files(table.layout, filtered=table.filters is not None)
     for number, name in enumerate(_names(table, suffix)):
         yield name, reader.read(segments.task(number, 0, -1))
 

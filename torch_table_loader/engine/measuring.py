@@ -150,7 +150,7 @@ class _Measuring:
         """Return what footers prove of columns, by file; a file of which one is unknown is left out."""
         table = self.table
         integers = all(kinds.is_integer(plain_type(table.schema.field(name).type)) for name in columns)
-        if table.filtered or not integers:
+        if table.filters is not None or not integers:
             return {}
         found = {}
         for file, rows in enumerate(table.layout.file_rows.tolist()):

@@ -19,13 +19,18 @@ class Newest(Generic[K, V]):
     def __init__(self, most: int) -> None:
         """Keep none yet."""
         self._most = most
-        self._by_key: dict[K, V] = {}
+        self.by_key: dict[K, V] = {}
+        """Those that are kept."""
 
     def of(self, key: K, make: Callable[[], V]) -> V:
         """Return the value of a key, made if it is not kept; others may be made, and kept, for that."""
-        if (known := self._by_key.get(key)) is not None:
+        if (known := self.by_key.get(key)) is not None:
             return known
-        made = self._by_key[key] = make()
-        for old in list(self._by_key)[: -self._most]:
-            self._by_key.pop(old, None)  # another thread may have taken it out
+        return self.add(key, make())
+
+    def add(self, key: K, made: V) -> V:
+        """Keep a value, and no longer those that were made first; return it."""
+        self.by_key[key] = made
+        for old in list(self.by_key)[: -self._most]:
+            self.by_key.pop(old, None)  # another thread may have taken it out
         return made

@@ -106,7 +106,8 @@ def upgraded(state: State) -> State:
 
 
 def _read(state: State) -> SavedState:
-    found = {key: checked(form, _of(state, key), key) for key, form in _CORE.items()}
+    given = {key: _of(state, key) for key in _CORE}
+    found = {key: checked(form, given[key], key) for key, form in _CORE.items()}
     kind: Kind = found["kind"]
     tables = {name: Bound(own["table"], own["options"]) for name, own in found["tables"].items()}
     stages = stages_of(state)

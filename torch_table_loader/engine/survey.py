@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.sound import check_names
-from torch_table_loader.contracts import SnapshotSource, is_far
+from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.engine.table import Table
 from torch_table_loader.errors import ConfigError, MissingFileError, TableError
@@ -21,7 +21,7 @@ from torch_table_loader.messages import first_line, warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.predicates.expressions import check_filter
-from torch_table_loader.ranges import far
+from torch_table_loader.ranges import with_small_files
 from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import changed_error, reading
@@ -102,9 +102,7 @@ def survey(
     """
     began = time.perf_counter()
     snapshot = source if isinstance(source, SnapshotSource) else None
-    storage, folder = source.storage, getattr(source, "folder", None)
-    if brought_bytes and folder is not None and is_far(storage):
-        storage = far().with_small_files(storage, folder, brought_bytes)
+    storage = with_small_files(source.storage, getattr(source, "folder", None), brought_bytes)
     inspect = Inspector(storage, given, cache)
     deletes = _deletes_of(source, verify_checksums=verify_checksums)
     if lazy and snapshot is not None and not skip:
@@ -142,8 +140,7 @@ def _layout(storage: Storage, found: _Inspected, filters: Any, schema: pa.Schema
     """Lay out what a filter may keep of the files."""
     kept = _kept(storage, found.files, found.metas, filters, schema)
     rows, sizes = [meta.group_rows for meta in found.metas], [meta.group_bytes for meta in found.metas]
-    layout = TableLayout.of(found.files, rows, sizes, kept)
-    return replace(layout, uri_prefix=getattr(storage, "uri_prefix", ""))
+    return TableLayout.of(found.files, rows, sizes, kept, getattr(storage, "uri_prefix", ""))
 
 
 def _deletes_of(source: Source, *, verify_checksums: bool) -> Deletes:

@@ -70,11 +70,6 @@ class Table:
     filters: Any = None
 
     @property
-    def filtered(self) -> bool:
-        """Whether rows must pass a filter."""
-        return self.filters is not None
-
-    @property
     def filter_key(self) -> str | None:
         """What tells the filter from others; None without one."""
         if self.filters is None:
@@ -172,7 +167,7 @@ class Table:
             TableError: names the column, a file, and the remedies.
         """
         wanted = sorted(columns)
-        if not wanted or self.estimated or self.filtered:
+        if not wanted or self.estimated or self.filters is not None:
             return
 
         def check(index: int) -> None:

@@ -9,7 +9,7 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch_table_loader.far.requests import Piece, fitted_to_held, holds, merged
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.ranges import PlannedRead, Range
-    from torch_table_loader.records import DataFile, FileNeeds
+    from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 
 class Stage(Enum):
@@ -178,13 +178,22 @@ def joined(requests: Sequence[Request], start: int, stop: int) -> memoryview:
     return memoryview(b"".join(parts))
 
 
+class Kept(NamedTuple):
+    """A file that is here whole."""
+
+    path: str
+    data: Any
+
+
 class Task:
     """A planned read that has begun."""
 
-    __slots__ = ("found", "is_sought", "over", "read", "requests")
+    __slots__ = ("found", "is_sought", "kept", "over", "read", "requests")
 
     def __init__(self, read: PlannedRead) -> None:
         self.read = read
+        self.kept: Kept | None = None
+        """Its file, if that is here."""
         self.is_sought = False
         """Whether some thread is finding out what it needs."""
         self.found = False
@@ -217,12 +226,16 @@ class FetchQueue:
     Args:
         plan: the reads of all lanes, in the order in which their rows are delivered.
         budget: bytes in flight, or fetched and not left behind yet; requests that a lane waits for come on top.
+        kept: files that are here whole, by path and version; nothing is found out or requested for reads of them.
     """
 
-    def __init__(self, plan: Iterator[PlannedRead], budget: int) -> None:
+    def __init__(
+        self, plan: Iterator[PlannedRead], budget: int, kept: Mapping[tuple[str, FileVersion], Any] | None = None
+    ) -> None:
         self.held = 0
         """Bytes that are set aside, in flight, or fetched and not left behind yet."""
         self._budget = budget
+        self._kept = kept or {}
         self._aside: list[tuple[_Turn, Request]] = []
         """Requests that lanes will read from the disk cache, in a heap."""
         self._trusts_cache = True
@@ -345,6 +358,7 @@ class FetchQueue:
         self._pieces.clear()
         self._urgent.clear()
         self._aside.clear()
+        self._kept = {}
         self._upcoming = None
 
     def _next_in_order(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
@@ -367,11 +381,12 @@ class FetchQueue:
         """Return the next job in the order of delivery; a request only if the budget has room for it."""
         while self._pieces and not _has_queued(self._pieces[0]):
             heapq.heappop(self._pieces)
-        piece, read = (self._pieces[0] if self._pieces else None), self._upcoming
-        if read is not None and (piece is None or (read.rows_before, read.lane) <= piece[:2]):
+        piece = self._pieces[0] if self._pieces else None
+        while (read := self._upcoming) is not None and (piece is None or (read.rows_before, read.lane) <= piece[:2]):
             task = self._begin_upcoming()
-            task.is_sought = True
-            return task
+            if not task.found:
+                task.is_sought = True
+                return task
         if piece is None or (self.held and self.held + piece.queued[0].num_bytes > self._budget):
             return None
         return piece.queued[0]
@@ -388,12 +403,17 @@ class FetchQueue:
         read = self._upcoming
         assert read is not None  # noqa: S101 the caller looked
         task = Task(read)
+        if self._kept and read.file is not None:
+            file = read.file()
+            data = self._kept.get((file.path, file.version))
+            if data is not None:
+                task.kept, task.found, task.is_sought = Kept(file.path, data), True, True
         self._ahead[read.lane].append(task)
         self._upcoming = next(self._plan, None)
         return task
 
     def _end(self, task: Task) -> None:
-        task.over = True
+        task.over, task.kept = True, None
         if task.requests is not None:
             self.drop(task.requests.rest())
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
-from torch_table_loader.cancellation import cancellable, unattended, wait_for
+from torch_table_loader.cancellation import cancellable, start, unattended, wait_for
 from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import StorageError, WorkerError
 from torch_table_loader.far.disk_cache import RangeKey
@@ -29,7 +29,6 @@ from torch_table_loader.far.limit import MOST_REQUESTS, Flight, HedgePolicy, InF
 from torch_table_loader.far.requests import Piece
 from torch_table_loader.forks import this_process
 from torch_table_loader.ranges import FetchStats, PlannedRead
-from torch_table_loader.system import start
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
@@ -53,7 +52,7 @@ class Fetcher:
         self._home = this_process()
         self._storage = storage
         self._place = storage.place
-        self._queue = FetchQueue(plan, settings.ahead_bytes)
+        self._queue = FetchQueue(plan, settings.ahead_bytes, settings.kept)
         self._limit = _LEARNED[self._place].heir() if self._place in _LEARNED else InFlightLimit()
         self._hedging = HedgePolicy()
         self._cache = settings.cache
@@ -130,6 +129,12 @@ class Fetcher:
             if task.requests is not None and (gone := task.requests.before_group(group)):
                 self._queue.drop(gone)
                 self._wanted.notify()
+
+    def took(self, num_bytes: int) -> None:
+        """Count bytes of a file that was here."""
+        with self._wanted:
+            self._check_open()
+            self.stats.cached_bytes += num_bytes
 
     def requests_of(self, task: Task) -> Requests | None:
         """Wait until it is known what a read needs; None if nothing is fetched for it."""
@@ -391,6 +396,10 @@ class ReadStorage(ReleasingStorage):
 
     @override
     def open(self, path: str) -> pa.NativeFile:
+        kept = self._task.kept
+        if kept is not None and kept.path == path:
+            self._ahead.took(len(kept.data))
+            return pa.BufferReader(kept.data)
         requests = self._ahead.requests_of(self._task)
         if requests is None or requests.file.path != path:
             return self._storage.open(path)

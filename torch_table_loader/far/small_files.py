@@ -1,13 +1,12 @@
 """Small files that come whole with their ends, where one process reads all of a table: none of their bytes comes twice.
 
-What came while planning is handed to the epoch that follows, as a cache of it. One listing says before which of the
+What came while planning is handed to the epoch that follows. One listing says before which of the
 files are still what was planned; any other is asked for again, and the store refuses it if it changed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +22,6 @@ from torch_table_loader.sizes import sizes
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.far.disk_cache import RangeKey
     from torch_table_loader.ranges import FetchSettings, Found
     from torch_table_loader.records import FileVersion, Traffic
 
@@ -106,7 +104,7 @@ class SmallFiles(RangeStorage):
             self._kept, self._left = {}, 0
 
     def handed_to(self, settings: FetchSettings) -> FetchSettings:
-        """Return how the next epoch is fetched: with what is kept as its cache, and as much less ahead of decoding."""
+        """Return how the next epoch is fetched: without what is kept, and as much less ahead of decoding."""
         kept = self._kept
         self.let_go()
         if not kept:
@@ -117,7 +115,7 @@ class SmallFiles(RangeStorage):
             now = {entry.path: entry.version for entry in found}
         same = {(path, version): data for (path, version), data in kept.items() if now.get(path) == version}
         num_bytes = sum(version.num_bytes for _, version in same)
-        return replace(settings, ahead_bytes=settings.ahead_bytes - num_bytes, cache=KeptFiles(same))
+        return replace(settings, ahead_bytes=settings.ahead_bytes - num_bytes, kept=same)
 
     def _has_room(self, version: FileVersion) -> bool:
         """Return whether a file is kept when it comes, and take its room."""
@@ -126,36 +124,6 @@ class SmallFiles(RangeStorage):
                 return False
             self._left -= version.num_bytes
             return True
-
-
-class KeptFiles:
-    """Files that are here whole, as a cache of one epoch; it does what `disk_cache.DiskCache` does, and takes no more.
-
-    Args:
-        files: bytes by path and version.
-    """
-
-    def __init__(self, files: Mapping[tuple[str, FileVersion], Any]) -> None:
-        self._files = files
-
-    def get(self, key: RangeKey, new: Callable[[int], memoryview] | None = None) -> memoryview | None:  # noqa: ARG002
-        """Return bytes of a file, if it is here."""
-        whole = self._files.get((key.path, key.version))
-        if whole is None:
-            return None
-        return memoryview(whole)[key.start : key.stop]
-
-    def ranges(self, key: RangeKey) -> list[tuple[int, int]]:
-        """Return which bytes of a file are here."""
-        if (key.path, key.version) in self._files:
-            return [(0, key.version.num_bytes)]
-        return []
-
-    def expect(self, key: RangeKey) -> None:
-        """Do nothing: bytes that are here need not be read ahead."""
-
-    def put(self, key: RangeKey, data: Any) -> None:
-        """Do nothing: what comes during the epoch is read once."""
 
 
 def _itself(storage: RangeStorage) -> RangeStorage:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import with_padding
+from torch_table_loader.engine.jobs.job import with_padding
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.mixtures.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
 from torch_table_loader.mixtures.stop import Stop, as_stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class TargetSizeStrategy:
         """Return the target, and what row groups have of that."""
         if self.target_rows is not None:
             return self.target_rows, layout.group_rows
-        return parse_bytes(self.target_bytes), layout.group_bytes
+        return cast("int", self.target_bytes), layout.group_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,13 +94,13 @@ class CutEpoch:
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
-        topology = self.topology
+        topology, mixing = self.topology, self.topology.mixing
         padding, steps = self.quotas
         dealt = self._lanes(np.array([rank]))
         windows = topology.windows_of(dealt.runs.num_rows)
         lanes = tuple(dealt)
-        if topology.mixing is not None and windows is not None:
-            lanes = tuple(self._mixed(lane, topology.mixing.splits, windows) for lane in dealt)
+        if mixing is not None and windows is not None:
+            lanes = tuple(self._mixed(lane, mixing.splits, windows) for lane in dealt)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
@@ -111,7 +111,7 @@ class CutEpoch:
             counted=self.counted,
             by_file=self.by_file,
             windows=windows,
-            deals=topology.mixing is not None,
+            deals=mixing is not None,
         )
 
     def _name(self, rank: int) -> str:
@@ -190,7 +190,8 @@ class CutEpoch:
     @cached_property
     def _shares(self) -> NDArray[np.int64]:
         """int64[R] each rank's part of it."""
-        return rank_rows(self._sliced, self._sharing)
+        sharing = self._sharing
+        return rank_rows(self._sliced, sharing)
 
     @cached_property
     def _sliced(self) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -203,7 +204,7 @@ class GlobalBatches:
     def schedule(self, start: int = 0) -> Iterator[int]:
         """Yield the lane that the batch of each step comes from."""
         lanes = self.topology.lanes
-        yield from (step % lanes for step in range(start, self.steps))
+        return islice(cycle(range(lanes)), start % lanes, start % lanes + max(0, self.steps - start))
 
     def batches_before(self, step: int) -> list[int]:
         """Count the batches that each lane has delivered after `step` steps of the rank."""

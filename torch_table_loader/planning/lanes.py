@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice, pairwise, repeat
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -200,21 +201,16 @@ class RankPlan:
         return replace(self, steps=min(self.steps, steps), planned_steps=self.planned_steps or self.steps)
 
     def schedule(self, start: int = 0) -> Iterator[int]:
-        """Yield the lane that each step's batch comes from."""
-        left = self.steps - start
-        body = self.body_batches
-        taken = self.batches_before(start)
-        turn = min((done for done, batches in zip(taken, body, strict=True) if done < batches), default=max(body))
-        for rank_turn in range(turn, max(body)):
-            for lane, batches in enumerate(body):
-                if taken[lane] <= rank_turn < batches:
-                    if left <= 0:
-                        return
-                    left -= 1
-                    yield lane
-        first_tail = max(0, start - sum(body))
-        for tail in range(first_tail, first_tail + left):
-            yield tail % len(self.lanes)
+        """Yield the lane that each step's batch comes from, with no step in Python for most."""
+        body, taken = self.body_batches, self.batches_before(start)
+        turns = []
+        for turn, following in pairwise(sorted({*taken, *body})):
+            if lanes := [lane for lane, done in enumerate(taken) if done <= turn < body[lane]]:
+                turns.append(repeat(lanes, following - turn))
+        rank_turns = chain.from_iterable(chain.from_iterable(turns))
+        first_tail = max(0, start - sum(body)) % len(self.lanes)
+        tails = islice(cycle(range(len(self.lanes))), first_tail, None)
+        return islice(chain(rank_turns, tails), max(0, self.steps - start))
 
     def batches_before(self, step: int) -> list[int]:
         """Count the batches that each lane has delivered after `step` steps of the rank."""

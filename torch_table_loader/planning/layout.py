@@ -47,6 +47,12 @@ class TableLayout(Sequence[DataFileInfo]):
     """int64[G+1]: the ordinal of each row group's first row among all rows of the table."""
     file_starts: NDArray[np.int64] = field(init=False)
     """int64[F+1]: the ordinal of each file's first row among all rows of the table."""
+    num_rows: int = field(init=False)
+    """All rows, before deletes and filters."""
+    has_deletes: bool = field(init=False)
+    """Whether deletes leave fewer rows than the files have."""
+    must_count: bool = field(init=False)
+    """Whether rows must be read to know how many deletes leave."""
 
     def __post_init__(self) -> None:
         """Refuse columns of different lengths."""
@@ -62,6 +68,9 @@ class TableLayout(Sequence[DataFileInfo]):
         np.cumsum(self.group_rows, out=starts[1:])
         object.__setattr__(self, "group_starts", starts)
         object.__setattr__(self, "file_starts", starts[self.group_offsets])
+        object.__setattr__(self, "num_rows", int(starts[-1]))
+        object.__setattr__(self, "has_deletes", bool((self.group_live != self.group_rows).any()))
+        object.__setattr__(self, "must_count", bool((self.group_live < 0).any()))
 
     @classmethod
     def of(
@@ -70,6 +79,7 @@ class TableLayout(Sequence[DataFileInfo]):
         group_rows: Sequence[Sequence[int]],
         group_bytes: Sequence[Sequence[int]],
         group_kept: Sequence[Sequence[bool]] | None = None,
+        uri_prefix: str = "",
     ) -> TableLayout:
         """Build from the row groups of each file; `group_kept` None keeps all of them."""
         offsets = np.zeros(len(files) + 1, dtype=np.int64)
@@ -87,6 +97,7 @@ class TableLayout(Sequence[DataFileInfo]):
             kept,
             rows,
             np.zeros(len(files), dtype=np.bool_),
+            uri_prefix,
         )
 
     def without(self, deletes: Mapping[int, Sequence[int]], *, split_deletes: bool) -> TableLayout:
@@ -132,11 +143,6 @@ class TableLayout(Sequence[DataFileInfo]):
         return self.files is other.files or all(mine.path == others.path for mine, others in pairs)
 
     @property
-    def num_rows(self) -> int:
-        """All rows, before deletes and filters."""
-        return int(self.group_starts[-1])
-
-    @property
     def file_bytes(self) -> NDArray[np.int64]:
         """int64[F] bytes of each file as stored."""
         if isinstance(self.files, ListedFiles):
@@ -147,16 +153,6 @@ class TableLayout(Sequence[DataFileInfo]):
     def num_bytes(self) -> int:
         """Bytes of all files as stored."""
         return int(self.file_bytes.sum())
-
-    @property
-    def has_deletes(self) -> bool:
-        """Whether deletes leave fewer rows than the files have."""
-        return bool((self.group_live != self.group_rows).any())
-
-    @property
-    def must_count(self) -> bool:
-        """Whether rows must be read to know how many deletes leave."""
-        return bool((self.group_live < 0).any())
 
     @property
     def file_rows(self) -> NDArray[np.int64]:

@@ -140,8 +140,9 @@ def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
     >>> sliced_rows(Runs.of([(s, 0, 10) for s in range(7)]), 3).tolist()
     [30, 20, 20]
     """
-    rows = np.zeros(-(-len(order) // ranks) * ranks, dtype=np.int64)
-    np.subtract(order.stop, order.start, out=rows[: len(order)])
+    count = len(order.start)
+    rows = np.zeros(-(-count // ranks) * ranks, dtype=np.int64)
+    np.subtract(order.stop, order.start, out=rows[:count])
     total: NDArray[np.int64] = rows.reshape(-1, ranks).sum(axis=0)
     return total
 

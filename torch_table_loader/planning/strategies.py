@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -42,11 +42,12 @@ class Strategy:
     name: str
     took: frozenset[str] = frozenset()
     coverage: Coverage = "once"
+    cuts: bool = field(init=False)
+    """Whether the library shuffles, slices and assigns splits."""
 
-    @property
-    def cuts(self) -> bool:
-        """Whether the library shuffles, slices and assigns splits."""
-        return self.form == "cutter"
+    def __post_init__(self) -> None:
+        """Note what the form says."""
+        object.__setattr__(self, "cuts", self.form == "cutter")
 
     def told_coverage(self, layout: TableLayout) -> str:
         """Say what a strategy of "any" coverage leaves out of a table, and what it gives several times."""

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask, Segment
 
-
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_ROWS = 65_536
@@ -107,7 +106,7 @@ class TaskReader:
             filters = check_filter(filters, table_schema)
             self._filter_columns = _named((filters,), table_schema)
         self._filters = filters
-        self._storage = storage
+        self.storage = storage
         self._files = files
         self._metas = metas
         self._table_schema = table_schema
@@ -123,7 +122,8 @@ class TaskReader:
         self._apart: Sequence[Any] = ()
         self._apart_columns: tuple[str, ...] = ()
         self._rows_schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
-        self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
+        self.schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
+        """That of what `read` yields: the columns asked for, then ``row_id``; or what the stage makes of them."""
 
     @property
     def counts_by_epoch(self) -> bool:
@@ -152,11 +152,6 @@ class TaskReader:
         return other
 
     @property
-    def schema(self) -> pa.Schema:
-        """The schema of what `read` yields: the columns asked for, then ``row_id``; or what the stage makes of them."""
-        return self._schema
-
-    @property
     def reads(self) -> Sequence[str]:
         """The columns of the table that are read: those that come out, and those of filters."""
         return list(dict.fromkeys((*self._columns, *self._filter_columns)))
@@ -165,11 +160,6 @@ class TaskReader:
     def max_rows(self) -> int:
         """The most rows that come at once."""
         return self._max_rows
-
-    @property
-    def storage(self) -> Storage:
-        """Where the files are."""
-        return self._storage
 
     def read(self, task: ReadTask, storage: Storage | None = None) -> Iterator[pa.RecordBatch]:
         """Yield a task's live rows, in file order, in batches of 1 to `max_rows` rows with `schema`.
@@ -209,6 +199,10 @@ class TaskReader:
                     return
             if not self._knows_live(plan):
                 counts.check(len(segments))
+
+    def file_of(self, task: ReadTask) -> DataFile:
+        """Return which file a task is of."""
+        return self._files[task.file_index]
 
     def needs(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `read` asks for; None if there are none, or the file's format does not say.
@@ -250,7 +244,7 @@ class TaskReader:
         if not self._apart:
             return [True]
         file, meta = self._files[file_index], self._metas[file_index]
-        with reading(self._storage, file):
+        with reading(self.storage, file):
             found = [
                 beyond_partition(file, meta, self._table_schema, each, self._apart_columns) for each in self._apart
             ]
@@ -337,7 +331,7 @@ class TaskReader:
         whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
         if not isinstance(reader, ListCountingReader) or not whole or stage.known_count(0, 0) is None:
             return None
-        with naming(self._storage, plan.file):
+        with naming(self.storage, plan.file):
             totals = reader.list_values(plan.meta, reads[0])
         if totals is None:
             return None
@@ -349,7 +343,7 @@ class TaskReader:
             return None
         plan = wanted.plan
         groups = [group for run in wanted.runs for group in run.groups]
-        with reading(self._storage, plan.file):
+        with reading(self.storage, plan.file):
             return needs_of(plan.file, plan.meta, groups, plan.conformer.reads, reader_of(plan.file))
 
     def _knows_live(self, plan: FilePlan) -> bool:
@@ -369,7 +363,7 @@ class TaskReader:
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
         filters = (self._filters, self._filter_columns)
         file, meta = self._files[file_index], self._metas[file_index]
-        with reading(self._storage, file):
+        with reading(self.storage, file):
             return plan_file(
                 file, meta, self._table_schema, columns, filters, self._deletes, self._conformers, self._encoded
             )
@@ -385,7 +379,7 @@ class TaskReader:
         counting: bool = False,
     ) -> Iterator[FileWalk]:
         """Walk over a file, which is closed at the end; whatever reading it raises becomes an error that names it."""
-        storage = self._storage if given is None else given
+        storage = self.storage if given is None else given
         check = partial(self._check_version, plan.file, given)
         check()
         walk = FileWalk(
@@ -398,7 +392,7 @@ class TaskReader:
             verify_checksums=self._deletes.verify_checksums,
             shares=self._shares,
             adds=self._adding(plan, file_index, counting=counting),
-            check=check if self._storage.is_local else None,
+            check=check if self.storage.is_local else None,
         )
         try:
             yield walk
@@ -422,18 +416,18 @@ class TaskReader:
         for each in (file, *file.sidecars):
             if each.version.immutable:
                 continue
-            if given is not None and has_ranges(self._storage) and self._storage.checks(each.version):
+            if given is not None and has_ranges(self.storage) and self.storage.checks(each.version):
                 continue
-            now = (self._storage if given is None else given).version(each.path)
+            now = (self.storage if given is None else given).version(each.path)
             if not each.version.holds(now):
                 raise changed_error(each, now)
 
     def _explain(self, error: Exception, plan: FilePlan, walk: FileWalk, given: Storage | None) -> Exception:
-        file, is_local = plan.file, self._storage.is_local
+        file, is_local = plan.file, self.storage.is_local
         handle, row = walk.handle, walk.row
         if not isinstance(error, StorageError):
             try:  # even where each request has checked it: not every store heeds that
-                self._check_version(file, None if is_far(self._storage) else given)
+                self._check_version(file, None if is_far(self.storage) else given)
             except (TableError, OSError) as changed:
                 return changed
         if isinstance(error, TableLoaderError):

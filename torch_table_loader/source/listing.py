@@ -262,10 +262,11 @@ def _listed(
     """Return the folder that names are relative to, and the files."""
     with Threads(STAT_THREADS, "table-loader-ask") as pool:
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
-        walks = {}
-        if files is None and all(seems_folder(storage.protocol, path) for path in paths):
+        walks: dict[str, Future[list[Found]]] = {}
+        looks: list[Future[list[Found]]] = []
+        if files is None and all(map(partial(seems_folder, storage.protocol), paths)):
             walks = {path: pool.submit(storage.walk, path) for path in paths}
-        looks = look_around(pool, storage, walks, walks)
+            looks = look_around(pool, storage, walks, walks)
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
         root = common_root([start.root for start in starts])
         begun: Iterable[_Listing] = ()
@@ -315,7 +316,7 @@ def _expand(storage: FileStorage, walks: Mapping[str, Future[list[Found]]], star
     found = start.found
     if found is None:
         return _glob(storage, start)
-    if not found.is_dir:
+    if not start.deep:
         found.file_version()
         return [found], ()
     begun = walks.get(start.path)

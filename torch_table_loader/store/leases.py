@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from torch_table_loader.cancellation import start
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.sizes import sizes
-from torch_table_loader.system import start
 
 
 class Leases:

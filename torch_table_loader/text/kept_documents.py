@@ -55,7 +55,7 @@ class KeptDocuments(TokenStage):
     ) -> None:
         self._lock = OfProcess(threading.Lock)
         self._tokenizer = None if pack.tokenizer is None else load_tokenizer(pack.tokenizer)
-        super().__init__(pack, table, asked)
+        super().__init__(pack, table, (*asked, ROW_ID))  # a store keeps ids that are not the places of its rows
         if self._tokenizer is not None:
             most = self._tokenizer.vocabulary
             bounds = None if most is None else (0, most - 1)

@@ -421,7 +421,18 @@ class Pack(SamplesOption):
 
     @override
     def samples(self, *, indexed: bool) -> PackedSamples:
-        return PackedSamples(self, indexed)
+        lengths = None
+        if isinstance(self.seq_len, Schedule):
+            lengths = self.seq_len
+        return PackedSamples(
+            self,
+            indexed,
+            width=self.width,
+            longest=self.longest,
+            lengths=lengths,
+            cut_anywhere=self.joins_documents,
+            joins_rows=self.joins_documents and not indexed,
+        )
 
     @override
     def as_asked(self, found: Pack) -> Pack:
@@ -511,33 +522,6 @@ class PackedSamples(Samples):
     are_rows: ClassVar[bool] = False
     records: ClassVar[tuple[str, ...]] = ("packing",)
     guest: ClassVar[str] = "text"
-
-    @property
-    @override
-    def width(self) -> int:
-        return self.pack.width
-
-    @property
-    @override
-    def longest(self) -> int:
-        return self.pack.longest
-
-    @property
-    @override
-    def lengths(self) -> Schedule | None:
-        if isinstance(self.pack.seq_len, Schedule):
-            return self.pack.seq_len
-        return None
-
-    @property
-    @override
-    def cut_anywhere(self) -> bool:
-        return self.pack.joins_documents
-
-    @property
-    @override
-    def joins_rows(self) -> bool:
-        return self.pack.joins_documents and not self.indexed
 
     @property
     @override

@@ -20,13 +20,13 @@ from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
 from torch_table_loader.engine.jobs.batching import Batching
 from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
+from torch_table_loader.engine.jobs.job import with_padding
 from torch_table_loader.engine.jobs.live_rows import LiveRows
 from torch_table_loader.engine.jobs.resolve import (
     codec_of,
     columns_of,
     surveyed,
     topology_of,
-    with_padding,
 )
 from torch_table_loader.engine.jobs.table_rows import bound_to_rows, live_rows_of, stored_rows
 from torch_table_loader.engine.newest import Newest

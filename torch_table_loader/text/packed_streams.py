@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import with_padding
+from torch_table_loader.engine.jobs.job import with_padding
 from torch_table_loader.planning.rows_of import lane_of
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.text.pack_counts import PackCounts

@@ -182,7 +182,7 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextRe
     """Return what reads the parts, and what a token table is bound to."""
     table, options = job.table, job.options
     splits = job.strategy.cut(table.layout)
-    segments = SegmentTable.of(splits, filtered=table.filtered)
+    segments = SegmentTable.of(splits, filtered=table.filters is not None)
     tasks = tuple(segments.task(split, 0, -1) for split in range(len(splits)))
     max_rows = sizes().text_batch_rows
     reader = TextReader(

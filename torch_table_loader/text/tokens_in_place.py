@@ -76,7 +76,7 @@ class TokensInPlace:
 
         A store that the caller asked for is built.
         """
-        whole = not table.filtered and not table.layout.must_count and not table.left_out
+        whole = table.filters is None and not table.layout.must_count and not table.left_out
         alone = stage.keeps_as_stored and set(options.column_names or ()) <= {stage.pack.ids}
         if options.rows_kept.place is not None or not (whole and alone) or isinstance(table.metas, LazyFooters):
             return None

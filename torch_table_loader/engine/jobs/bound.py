@@ -40,7 +40,7 @@ def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: st
     """Return the table and options that a state is bound to; `strategy` is a name, and `splits` a hash."""
     about = {
         "fingerprint": table.fingerprint,
-        "files": len(table.files),
+        "files": len(table.layout.files),
         "rows": table.layout.num_rows,
         "bytes": table.layout.num_bytes,
         **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),

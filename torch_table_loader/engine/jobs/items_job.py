@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from typing_extensions import override
 
 from torch_table_loader.cached import cached_property
-from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.explained import explained_by_places
-from torch_table_loader.engine.jobs.job import Job
+from torch_table_loader.engine.jobs.job import Codecs, Job
 from torch_table_loader.engine.jobs.placed import batches_at
 from torch_table_loader.engine.work.indexed_work import IndexedWork, work_of
 from torch_table_loader.planning.global_batches import ENDLESS

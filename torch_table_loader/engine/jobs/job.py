@@ -7,20 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.asked import NOTHING, Asked
 from torch_table_loader.engine.jobs.batching import Batching
-from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.placed import planned_at, warn_of_uneven_stages
-from torch_table_loader.engine.jobs.resolve import with_padding
 from torch_table_loader.engine.jobs.walk import Walked
 from torch_table_loader.engine.machine import threads_of_lanes
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.records import PADDING_COLUMN
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.file_places import FilePlaces
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state_records import Written
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.samples import Samples
@@ -39,6 +42,22 @@ _NO_FILES = (
     '{} needs batches that each come from one file, but shuffle="rows" and mixtures draw rows from all files; pass '
     'batch_by="file" and another shuffle='
 )
+
+
+class Codecs:
+    """The last codec and its schema, by the width of samples: one takes microseconds a column to make."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._by_width: dict[int, tuple[pa.Schema, RowsCodec[Any]]] = {}
+
+    def of(self, schema: pa.Schema, options: LoaderOptions, width: int) -> RowsCodec[Any]:
+        """Return the codec of a schema, for samples of a width."""
+        known, codec = self._by_width.get(width, (None, None))
+        if codec is None or not schema.equals(known, check_metadata=True):
+            codec = make_codec(schema, TypePolicy.of(options.of_length(width)))
+            self._by_width[width] = schema, codec
+        return codec
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -147,7 +166,7 @@ class Job(Walked):
         Raises:
             TableError: names the column, a file, and the remedies.
         """
-        sensitive = self.codec_of(self.samples.width).null_sensitive
+        sensitive = self.codec_of(self.options.samples.width).null_sensitive
         for table in self.tables.values():
             table.refuse_nulls(sensitive.intersection(table.schema.names))
 
@@ -166,7 +185,7 @@ class Job(Walked):
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         warn_of_uneven_stages(self)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema of what comes out."""
         return with_padding(self.columns, self.topology)
@@ -241,3 +260,19 @@ class Job(Walked):
             "blocks_ahead": blocks_ahead,
             "batches_at_once": batching.at_once,
         }
+
+
+def with_padding(schema: pa.Schema, topology: Topology) -> pa.Schema:
+    """Add the column that says which rows are padding, where batches have it.
+
+    Raises:
+        ConfigError: there is a column of that name.
+    """
+    if not topology.marks_padding:
+        return schema
+    if PADDING_COLUMN in schema.names:
+        raise ConfigError(
+            f"even_ranks={topology.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
+            "leave it out of columns=, or pass even_ranks=False"
+        )
+    return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False))

@@ -117,6 +117,7 @@ def open_stream(
     stage = _sized(stage, planner, options, read.row_bytes)
     ordered = _ordered(planner, options, table, read, stage)
     reader = _reader_of(table, options, read, ordered)
+    columns_out = delivered(table, reader.schema, options)
     job = StreamJob(
         options=options,
         rank=ranks.rank,
@@ -125,14 +126,14 @@ def open_stream(
         row_bytes=read.row_bytes,
         table=table,
         reader=reader,
-        columns=delivered(table, reader.schema, options),
+        columns=columns_out,
         strategy=strategy,
         **ordered._asdict(),
         splits_digest=ordered.planner.digest(),
         fetching=fetching,
         fork_safe=all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None),
     )
-    job.codec_of(job.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
+    job.codec_of(options.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
     ordered.planner.plan(ordered.planner.start(0), ranks.rank)
     refuse_beyond_memory(job)
     return job
@@ -157,7 +158,7 @@ class _Read(NamedTuple):
         """Return what is read of some columns; a stage reads none encoded."""
         encoded: list[str] = []
         if stage is None:
-            encoded = _encodable(table.schema, columns, TypePolicy.of(options))
+            encoded = _encodable(table.schema, columns, options)
         largest = int(table.layout.group_rows.max(initial=0))
         return cls(columns, encoded, table.row_bytes(columns, encoded), largest)
 
@@ -222,6 +223,9 @@ def _reader_of(table: Table, options: LoaderOptions, read: _Read, ordered: _Orde
     )
 
 
-def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:
+def _encodable(schema: pa.Schema, columns: Sequence[str], options: LoaderOptions) -> list[str]:
     """Return the columns of which each distinct string is looked up once, where a file has them in a dictionary."""
-    return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
+    strings = [name for name in columns if kinds.is_string(schema.field(name).type)]
+    if not strings:
+        return []
+    return list(filter(TypePolicy.of(options).codes, strings))

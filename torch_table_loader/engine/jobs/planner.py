@@ -189,13 +189,13 @@ class Planner:
         """
         laid_out = self._laid_out(position)
         if rank not in laid_out.plans:
-            laid_out.plans[rank] = self._planned(laid_out.job, position, rank)
+            laid_out.plans[rank] = self._planned(laid_out, position, rank)
         return laid_out.plans[rank]
 
-    def _planned(self, job: CutEpoch | DealtEpoch, position: StreamPosition, rank: int) -> PlannedStream:
-        if isinstance(job, DealtEpoch):
-            return _dealt(job, rank)
-        return self._cut(position, rank)
+    def _planned(self, laid_out: _LaidOut, position: StreamPosition, rank: int) -> PlannedStream:
+        if isinstance(laid_out.job, DealtEpoch):
+            return _dealt(laid_out.job, rank)
+        return self._cut(laid_out, position, rank)
 
     def steps_of_ranks(self, position: StreamPosition, *, count: bool = False) -> list[int] | None:
         """Return the steps of every rank in the position's stage; None if a rank knows only its own rows.
@@ -205,7 +205,7 @@ class Planner:
         topology = position.stage.topology
         if not self._cuts:
             return [self.plan(position, rank).plan.steps for rank in range(topology.num_ranks)]
-        job = self._cut_epoch(position, None if count else ())
+        job = self._cut_epoch(self._laid_out(position), position, None if count else ())
         if not self._all_known(job):
             return None
         _, steps = job.quotas
@@ -223,7 +223,7 @@ class Planner:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
         if not self._cuts:
             return [self.plan(position, rank).plan.own_rows for rank in range(position.stage.topology.num_ranks)]
-        job = self._cut_epoch(position, ())
+        job = self._cut_epoch(self._laid_out(position), position, ())
         if not self._all_known(job):
             return None
         return [int(each) for each in job.rows_of_ranks]
@@ -265,8 +265,8 @@ class Planner:
         cover = SegmentTable.of(segments.splits.cover(distinct(segments.splits.file[unknown])), filtered=self._filtered)
         return segments.counted_by(counter.count(cover, np.arange(len(cover.splits))))
 
-    def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
-        job = self._cut_epoch(position, (rank,))
+    def _cut(self, laid_out: _LaidOut, position: StreamPosition, rank: int) -> PlannedStream:
+        job = self._cut_epoch(laid_out, position, (rank,))
         _, steps = job.quotas
         longest: int | None = None
         if self._all_known(job):
@@ -276,9 +276,8 @@ class Planner:
     def _all_known(self, job: CutEpoch) -> bool:
         return not (self._is_uncertain and (job.segments.live_rows[job.order] < 0).any())
 
-    def _cut_epoch(self, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
+    def _cut_epoch(self, laid_out: _LaidOut, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
         """Return a stage that the strategy cuts, with the rows counted that some ranks need (None: all)."""
-        laid_out = self._laid_out(position)
         job = cast("CutEpoch", laid_out.job)
         wanted = job.order
         if ranks is not None and not job.stage:
@@ -290,13 +289,13 @@ class Planner:
 
     def _laid_out(self, position: StreamPosition) -> _LaidOut:
         """Lay a stage out for all ranks, or return what was laid out before."""
-
-        def lay_out() -> _LaidOut:
-            delivered, number = self._delivered(position), len(position.past)
-            how = self._lay_out_cut if self._cuts else self._lay_out_dealt
-            return _LaidOut(how(position.epoch, position.stage, delivered, number))
-
-        return self._kept_of(position.epoch).stages.of(position.after(0).stages, lay_out)
+        stages = self._kept_of(position.epoch).stages
+        history = (*position.past, replace(position.stage, steps=0))
+        if (known := stages.by_key.get(history)) is not None:
+            return known
+        delivered, number = self._delivered(position), len(position.past)
+        how = self._lay_out_cut if self._cuts else self._lay_out_dealt
+        return stages.add(history, _LaidOut(how(position.epoch, position.stage, delivered, number)))
 
     def _delivered(self, position: StreamPosition) -> Consumption:
         """Add up what the past stages of an epoch delivered."""
@@ -304,9 +303,10 @@ class Planner:
         for number, stage in enumerate(past):
             if past[: number + 1] not in known:
                 begun = replace(position, past=past[:number], stage=stage)
-                job = self._laid_out(begun).job
+                laid_out = self._laid_out(begun)
+                job = laid_out.job
                 if self._cuts:
-                    job = self._cut_epoch(begun, None)
+                    job = self._cut_epoch(laid_out, begun, None)
                 known[past[: number + 1]] = job.delivered(stage.steps)
         if past:
             return known[past]

@@ -17,15 +17,14 @@ from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.sizing import MIXED_SPLITS, mixing_of, window_of_a_lane
 from torch_table_loader.engine.survey import survey
-from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.option_checks import batch_sizes
 from torch_table_loader.planning.cutting import WholeFileStrategy
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
-from torch_table_loader.planning.ranks import Mixing, Topology
+from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.schedules import as_schedule
 from torch_table_loader.sizes import sizes
 
@@ -179,7 +178,7 @@ def counter_of(
         stage: makes other rows from the live ones; or None.
         parts: those of which the options' filter is one, if datasets of the others count with this one.
     """
-    layout, reads = table.layout, table.filtered or table.layout.must_count or stage is not None
+    layout, reads = table.layout, table.filters is not None or table.layout.must_count or stage is not None
     if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
         return None
     from torch_table_loader.predicates.filter_form import filter_key
@@ -231,26 +230,6 @@ def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
     )
 
 
-def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -> None:
-    """Refuse the shape of a job, from a state, that could not be made with a job's options.
-
-    Raises:
-        ConfigError: names the option.
-        ResumeError: rows that nobody counts, or that a strategy deals, cannot be even.
-    """
-    even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
-    if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
-        return
-    if isinstance(window, Mixing):
-        window = window.rows
-    replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
-    if even is not None and not (planner.strategy.cuts and planner.counted):
-        raise ResumeError(
-            f"the state is of a job with even_ranks={even!r}, which {planner.strategy.name} and count_filtered="
-            f"{options.count_filtered} do not allow; pass the value of state_dict() unchanged"
-        )
-
-
 def planner_of(
     table: Table,
     options: LoaderOptions,
@@ -272,7 +251,7 @@ def planner_of(
         topology_of(options, num_ranks),
         shuffle=bool(options.shuffle),
         seed=options.shuffle_seed,
-        filtered=table.filtered or stage is not None,
+        filtered=table.filters is not None or stage is not None,
         counter=counter_of(table, options, cache, fetching, stage, parts),
         by_file=options.batch_by == "file",
     )
@@ -376,22 +355,6 @@ def warn_of_uneven_batches(plan: GlobalBatches) -> None:
             f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
             "leave even_ranks=False out, or pass drop_last=True"
         )
-
-
-def with_padding(schema: pa.Schema, topology: Topology) -> pa.Schema:
-    """Add the column that says which rows are padding, where batches have it.
-
-    Raises:
-        ConfigError: there is a column of that name.
-    """
-    if not topology.marks_padding:
-        return schema
-    if PADDING_COLUMN in schema.names:
-        raise ConfigError(
-            f"even_ranks={topology.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
-            "leave it out of columns=, or pass even_ranks=False"
-        )
-    return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False))
 
 
 def with_batch_size(

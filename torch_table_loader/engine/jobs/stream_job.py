@@ -11,13 +11,12 @@ from typing_extensions import override
 
 from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.batching import Batching
-from torch_table_loader.engine.jobs.bound import bound
+from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.by_step import ByStep
 from torch_table_loader.engine.jobs.explained import KnownEpoch, explained
 from torch_table_loader.engine.jobs.file_places import FilePlaces
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.stream_check import StreamCheck
 from torch_table_loader.engine.jobs.stream_memory import Reading, cost_of_fetching, fetched_at_once, lane_bytes
 from torch_table_loader.engine.jobs.stream_notes import loads_of, notes_of_stream, steps_of_ranks
 from torch_table_loader.engine.machine import threads_of_lanes
@@ -30,6 +29,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.keys import stage_key
 from torch_table_loader.planning.lanes import RankPlan
+from torch_table_loader.planning.ranks import Mixing
 from torch_table_loader.planning.rows_of import (
     LiveSpan,
     RowSpan,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.jobs.resolve import Units
     from torch_table_loader.engine.saved_state import Kind, SavedState
+    from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.keys import EpochKey
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.strategies import Strategy
@@ -119,7 +120,7 @@ class StreamJob(Job):
     @cached_property
     @override
     def by_step(self) -> ByStep:
-        samples = self.samples
+        samples = self.options.samples
         return ByStep(self.schedules, self.topology, self.options, samples.rows_of(samples.width))
 
     @override
@@ -149,8 +150,8 @@ class StreamJob(Job):
             position = position.before_growth(saved.grown)
         if self.options.num_workers is None:
             job = job.with_lanes(position.stage.topology.lanes)
-        StreamCheck(job.planner, job.options, job.rank).check(position)
-        stage, then, now = position.stage, job._topology_at(position.after(0)), job._topology_at(position)
+        _StreamCheck(job.planner, job.options, job.rank).check(position)
+        stage, then, now = position.stage, job._topology_of(position), job._topology_at(position)
         if then == now and stage.extent is None and (stage.topology == now or job.planner.is_over(position)):
             return job, position
         if self.strategy.coverage == "any" and not self.strategy.cuts and stage.steps:
@@ -188,10 +189,18 @@ class StreamJob(Job):
             return self._shape_after(position.epoch, self.done(position))
         return self.topology
 
+    def _topology_of(self, position: StreamPosition) -> Topology:
+        """Return the job's shape where a position's stage begins."""
+        if self.schedules:
+            return self._topology_at(position.after(0))
+        return self.topology
+
     def _shape_after(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch; its batches count the rows that samples are made of."""
+        if not self.schedules:
+            return self.topology
         topology = self.by_step.topology_of(epoch, done)
-        if not (self.samples.joins_rows and self.schedules):
+        if not self.options.samples.joins_rows:
             return topology
         samples = self.options.most_rows
         if "global_batch_size" in self.schedules:
@@ -207,7 +216,7 @@ class StreamJob(Job):
     @override
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
-        if position.stage.topology == self._topology_at(position.after(0)):
+        if position.stage.topology == self._topology_of(position):
             planned, until = self.planner.plan(position, self.rank), self.until(position)
             if until is None:
                 return planned
@@ -241,7 +250,7 @@ class StreamJob(Job):
             read_rows=self.units.of_rows(self.read_rows),
         )
 
-    @property
+    @cached_property
     def _readers(self) -> int:
         """Threads that read splits side by side, where they are mixed; with no worker, the caller's thread does."""
         if self.topology.mixing is None or self.options.num_workers == 0:
@@ -380,3 +389,83 @@ class StreamJob(Job):
     def is_far(self) -> bool:
         """Whether files are fetched ahead of decoding."""
         return self.fetching.applies_to(self.table.storage)
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamCheck:
+    """The check of positions against the plan of a job, for one rank of it."""
+
+    planner: Planner
+    options: LoaderOptions
+    rank: int
+
+    def check(self, position: StreamPosition) -> None:
+        """Refuse a position that no job over the table can have had, or that this rank cannot continue from."""
+        planner, topology = self.planner, self.planner.topology
+        if position.rank is None and not planner.counted:
+            raise ResumeError(
+                "the state counts rows that pass the filter, but count_filtered=False does not; leave it True"
+            )
+        if extents := position.extents:
+            refuse_unknown(extents, planner.files_of)
+        for number, stage in enumerate(stages := position.stages):
+            if stage.topology != topology:
+                _refuse_shape(stage.topology, self.options, planner)
+            if stage.steps and planner.counted:
+                self._refuse_steps_beyond(number, replace(position, stage=stage, past=stages[:number]))
+        if position.rank is not None:
+            self._refuse_own_rows(position)
+        if position.ended and (longest := planner.longest(position)) > position.stage.steps:
+            raise ResumeError(
+                f"the state was taken on a rank that had ended after {position.stage.steps} steps, while others "
+                f"take up to {longest}; load the state of a rank that was still running, or the start of the next "
+                "epoch"
+            )
+
+    def _refuse_steps_beyond(self, number: int, position: StreamPosition) -> None:
+        """Refuse more steps of a stage than any rank has.
+
+        Of a job of this shape, other ranks are not counted if this one has as many; any other is subtracted as a whole.
+        """
+        planner, topology, taken = self.planner, position.stage.topology, position.stage.steps
+        if topology == planner.topology and taken <= planner.plan(position, self.rank).plan.steps:
+            return
+        if taken > (longest := planner.longest(position)):
+            raise ResumeError(
+                f"the state has taken {taken} steps in stage {number} of its epoch, which has {longest} under "
+                f"{topology}; pass the value of state_dict() unchanged"
+            )
+
+    def _refuse_own_rows(self, position: StreamPosition) -> None:
+        """Refuse a position of a rank that counted its own rows alone, if the table grew or the job is another."""
+        if position.extents:
+            raise ResumeError(
+                "the state was saved with count_filtered=False, so it is unknown which rows were taken before the "
+                "table grew; leave on_growth out, or count_filtered=True"
+            )
+        if (position.rank, position.stage.topology) != (self.rank, self.planner.topology):
+            raise ResumeError(
+                "the state was saved with count_filtered=False, so that only rank "
+                f"{position.rank} of the same job can continue from it; pass count_filtered=True for states that any "
+                "rank can load"
+            )
+
+
+def _refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -> None:
+    """Refuse the shape of a job, from a state, that could not be made with a job's options.
+
+    Raises:
+        ConfigError: names the option.
+        ResumeError: rows that nobody counts, or that a strategy deals, cannot be even.
+    """
+    even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
+    if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
+        return
+    if isinstance(window, Mixing):
+        window = window.rows
+    replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
+    if even is not None and not (planner.strategy.cuts and planner.counted):
+        raise ResumeError(
+            f"the state is of a job with even_ranks={even!r}, which {planner.strategy.name} and count_filtered="
+            f"{options.count_filtered} do not allow; pass the value of state_dict() unchanged"
+        )

@@ -83,7 +83,7 @@ def notes_of_stream(
         fewer = np.flatnonzero(layout.group_live != layout.group_rows)
         deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
         notes.append(f"deletes, or other parts, leave rows of {deleting:,} of {len(layout):,} data files out")
-    if table.filtered:
+    if table.filters is not None:
         pruned, groups = layout.pruned_groups, len(layout.group_rows)
         notes.append(
             f"the filter {table.filters} prunes {pruned:,} of {groups:,} row groups by partition values and "

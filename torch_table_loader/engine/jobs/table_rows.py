@@ -15,9 +15,9 @@ from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.items import ItemFacts, TableItems, TurnsOf
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
-from torch_table_loader.engine.jobs.codecs import Codecs
 from torch_table_loader.engine.jobs.gathering import Gathering
 from torch_table_loader.engine.jobs.items_job import ItemsJob
+from torch_table_loader.engine.jobs.job import Codecs, with_padding
 from torch_table_loader.engine.jobs.live_rows import LiveRows
 from torch_table_loader.engine.jobs.resolve import (
     columns_of,
@@ -25,7 +25,6 @@ from torch_table_loader.engine.jobs.resolve import (
     delivered,
     surveyed,
     topology_of,
-    with_padding,
 )
 from torch_table_loader.engine.row_draws import row_draws
 from torch_table_loader.engine.row_store import RowStoreHandle
@@ -128,7 +127,7 @@ def stored_rows(
     codecs = Codecs()
     of_batch = with_ids if topology is None else with_padding(with_ids, topology)
     codec = cast("PlainCodec[Any]", codecs.of(of_batch, options, options.samples.width))
-    segments = whole_files(table.layout, filtered=table.filtered)
+    segments = whole_files(table.layout, filtered=table.filters is not None)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
         segments = counter.count(segments, np.arange(len(segments.splits)))

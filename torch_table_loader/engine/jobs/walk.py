@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.by_step import ByStep
 from torch_table_loader.planning.steps import num_steps
+from torch_table_loader.samples import LENGTH
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.planner import PlannedStage
@@ -72,8 +73,8 @@ class Walked(ABC):
 
     def width_of(self, position: Any) -> int:
         """Return the width of the samples of a stage."""
-        if not self.by_step.changes_length:
-            return self.by_step.width
+        if LENGTH not in self.schedules:
+            return self.options.samples.width
         return self.by_step.length_at(position.epoch, position.steps_before)
 
     def until(self, position: Any) -> int | None:

@@ -181,7 +181,8 @@ class StreamWork(LaneWork):
             task, end = self._task_of(segments, runs, number, last[number]), int(runs.ends[last[number]])
             first = int(runs.ends[number] - runs.stop[number] + runs.start[number])
             of_lane = self._lane_of(lane, int(slot[number]))
-            yield PlannedRead(before + first, of_lane, end - first, partial(self.reader.needs, task))
+            find, file = partial(self.reader.needs, task), partial(self.reader.file_of, task)
+            yield PlannedRead(before + first, of_lane, end - first, find, file=file)
 
     def _lane_reader(self, lane: int, ahead: Fetcher | None) -> Read:
         """Return what reads a lane's tasks, those of a slot one after the other: fetched ahead, if anything is."""

@@ -7,8 +7,8 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.arrow.buffers import LargeArrays
 from torch_table_loader.batching.rows import counted
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from torch_table_loader.samples import SampleCounts
 
 
-Made: TypeAlias = "tuple[Any, SampleCounts | None]"
-"""A batch and what was counted of it; None where samples are rows."""
-
-
 @dataclass(slots=True)
 class Counts:
     """What lanes and their consumer have done since they began; it goes on counting, and keeps none of them alive.
@@ -33,7 +29,7 @@ class Counts:
         fetched: what was fetched for the lanes.
         waited: seconds that the consumer waited for a block.
         short: rows missing from the last batch, once it is taken; 0 if rows are counted, since the plan knows then.
-        taken: batches taken by the trainer, or by what copies them to a device ahead of it.
+        taken: batches taken by the trainer, or by what copies them to a device ahead of it; 0 if rows are counted.
         made: what was counted of those batches; None where samples are rows.
     """
 
@@ -44,8 +40,14 @@ class Counts:
     taken: int = 0
     made: SampleCounts | None = None
 
+    def count(self, made: SampleCounts) -> None:
+        """Count one more batch."""
+        if self.made is not None:
+            made = self.made + made
+        self.made = made
 
-class LaneMerger(Iterator[Any]):
+
+class LaneMerger:
     """The batches of a rank, in the order of its plan.
 
     Leaving it (an exception, `close`, garbage collection) ends the executor's threads and processes.
@@ -61,117 +63,139 @@ class LaneMerger(Iterator[Any]):
             ResumeError: rows are not counted, and the rank has fewer steps.
         """
         self.counts = Counts(executor.metrics, executor.fetched)
-        self._short_at_end = 0
-        self._num_joined = 0
-        self._work = work
-        self._executor = executor
-        self._ready: list[Iterator[Made]] = [iter(()) for _ in range(work.lanes)]
-        self._open = deque(range(work.lanes))
-        self._joined: deque[Made] | None = None
-        self._left_of_joined: int | None = None
-        """Batches that come after the newest one, if that is of the rows left over by all lanes."""
-        self._is_closed = False
-        self._schedule: Iterator[int] | None = None
-        if work.plan.counted:
-            self._schedule = work.plan.schedule(start)
-        # No generator of ours may hold self: in a cycle it, and the workers, would wait for the garbage collector.
+        # Nothing that it holds may hold self: in a cycle it, and the workers, would wait for the garbage collector.
         self._close = weakref.finalize(self, executor.close)
         self._large_arrays = LargeArrays()
-        if not work.plan.counted and (found := sum(1 for _ in islice(self, start))) < start:
+        self._lanes = lanes = _Lanes(work, executor, self.counts)
+        batches: Iterator[Any] = _InTurn(lanes)
+        if work.plan.counted:
+            batches = lanes.by_plan(start)
+        self.batches = chain(batches, _ending(self._close, executor, self._large_arrays))
+        """The batches; a lane's error is raised where its batch would have come. Whoever takes them closes this then,
+        and keeps it until they are taken."""
+        if not work.plan.counted:
+            self._go_to(start)
+
+    def _go_to(self, start: int) -> None:
+        """Take batches that were taken before."""
+        try:
+            found = sum(1 for _ in islice(self.batches, start))
+        except BaseException:
+            self.close()
+            raise
+        if found < start:
             raise ResumeError(
                 f"the state has taken {start} steps of an epoch in which this rank takes {found}; pass the value of "
                 "state_dict() unchanged"
             )
         self.counts.taken, self.counts.made = 0, None
 
-    def __next__(self) -> Any:
-        """Return the next batch; a lane's error is raised where its batch would have come, and ends the epoch."""
-        if self._schedule is None:
-            made = self._rotated()
-        elif (lane := next(self._schedule, None)) is None or self._is_closed:
-            made = None
-        else:
-            made = next(self._ready[lane], None) or self._refilled(lane)
-        if made is None or self._is_closed:
-            self._is_closed = True
-            if self._close.detach() is not None:
-                self._executor.close(is_over=True)
-            self._large_arrays.close()
-            raise StopIteration
-        batch, more = made
-        if self._left_of_joined is not None:
-            batch = self._last(batch, self._left_of_joined)
-        counts = self.counts
-        counts.taken += 1
-        if more is not None:
-            if counts.made is not None:
-                more = counts.made + more
-            counts.made = more
-        return batch
-
-    def _last(self, batch: Any, left: int) -> Any:
-        """Finish a batch of the rows left over by all lanes; `left` batches come after it."""
-        try:
-            batch = self._work.collated(batch, None, self._num_joined - left - 1)
-        except BaseException:
-            self.close()
-            raise
-        if not left:
-            self.counts.short = self._short_at_end
-        return batch
-
     def close(self) -> None:
         """Close the executor, and drop what was not taken. Any thread may call it, even while another one takes."""
-        self._is_closed = True
+        self._lanes.drop()
         self._close()
         self._large_arrays.close()
-        self._ready = [iter(()) for _ in self._ready]
 
-    def _rotated(self) -> Made | None:
-        """Take lanes in turn until each is done; then join the rows that they left over."""
-        while self._open and not self._is_closed:
-            lane = self._open[0]
-            made = next(self._ready[lane], None) or self._refilled(lane)
-            if made is not None:
-                self._open.rotate(-1)
-                return made
-            self._open.popleft()
-        if self._is_closed:
-            return None
-        if self._joined is None:
+
+def _ending(close: weakref.finalize[Any, Any], executor: LaneExecutor, large_arrays: LargeArrays) -> Iterator[Any]:
+    """Yield nothing, but keep threads for the next epoch, if this one is over and was not closed."""
+    if close.detach() is not None:
+        executor.close(is_over=True)
+    large_arrays.close()
+    yield from ()
+
+
+class _Lanes:
+    """The batches of lanes, as they are taken of an executor.
+
+    Args:
+        ready: of each lane, which waits for its next block where nothing is ready.
+        is_dropped: whether nothing is to come any more.
+    """
+
+    def __init__(self, work: LaneWork, executor: LaneExecutor, counts: Counts) -> None:
+        self.work = work
+        self.executor = executor
+        self.counts = counts
+        self.is_dropped = False
+        self.ready: list[Iterator[Any]] = [chain.from_iterable(self._blocks(lane)) for lane in range(work.lanes)]
+
+    def by_plan(self, start: int) -> Iterator[Any]:
+        """Return the batches as the plan says, which knows how many there are, without a step in Python for each."""
+        return map(next, map(self.ready.__getitem__, self.work.plan.schedule(start)))
+
+    def drop(self) -> None:
+        """Let go what was not taken."""
+        self.is_dropped = True
+        self.ready[:] = [iter(()) for _ in self.ready]
+
+    def _blocks(self, lane: int) -> Iterator[Iterator[Any]]:
+        """Wait for the blocks of a lane, one after the other. One whose turn it is in the plan cannot be done."""
+        counts = self.counts
+        while True:
+            began = time.perf_counter()
+            block = self.executor.take(lane)
+            counts.waited += time.perf_counter() - began
+            if block is None or self.is_dropped:
+                break
+            if block.counts:
+                yield map(self._counted, block, block.counts)
+            else:
+                yield iter(block)
+            del block  # else it stays while the next one is waited for
+        if self.work.plan.counted and not self.is_dropped:
+            raise TableError(
+                f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
+                "before; build the loader again, without its plan_cache"
+            )
+
+    def _counted(self, batch: Any, made: SampleCounts) -> Any:
+        self.counts.count(made)
+        return batch
+
+
+class _InTurn(Iterator[Any]):
+    """The batches of lanes in turn, where rows are not counted, until each is done; then the rows that they left over.
+
+    No generator, which would keep a batch until the next one is asked for.
+    """
+
+    def __init__(self, lanes: _Lanes) -> None:
+        self._lanes = lanes
+        self._left = deque(range(lanes.work.lanes))
+        self._joined: deque[tuple[Any, SampleCounts | None]] | None = None
+        self._short_at_end = 0
+        self._finished = 0
+
+    def __next__(self) -> Any:
+        while self._left:
             try:
-                rests = [rest for lane in range(self._work.lanes) if (rest := self._executor.rest(lane)) is not None]
-                batches, self._short_at_end = self._work.last_batches(rests)
-                self._joined, self._num_joined = deque(counted(batches)), len(batches)
-            except BaseException:
-                self.close()
-                raise
+                batch = next(self._lanes.ready[self._left[0]])
+            except StopIteration:
+                self._left.popleft()
+                continue
+            self._left.rotate(-1)
+            self._lanes.counts.taken += 1
+            return batch
+        if self._lanes.is_dropped:
+            raise StopIteration
+        if self._joined is None:
+            work, executor = self._lanes.work, self._lanes.executor
+            rests = [rest for lane in range(work.lanes) if (rest := executor.rest(lane)) is not None]
+            batches, self._short_at_end = work.last_batches(rests)
+            self._joined = deque(counted(batches))
         if not self._joined:
-            return None
-        made = self._joined.popleft()
-        self._left_of_joined = len(self._joined)
-        return made
+            raise StopIteration
+        return self._last(*self._joined.popleft(), left=len(self._joined))
 
-    def _refilled(self, lane: int) -> Made | None:
-        """Wait for a lane's next block, and return its first batch; None if the lane is done, or this was closed.
-
-        A lane whose turn it is in the plan cannot be done.
-        """
-        began = time.perf_counter()
-        try:
-            block = self._executor.take(lane)
-        except BaseException:
-            self.close()
-            raise
-        self.counts.waited += time.perf_counter() - began
-        made = None
-        if block is not None:
-            self._ready[lane] = counted(block)
-            made = next(self._ready[lane], None)
-        if made is not None or self._schedule is None or not self._close.alive:
-            return made
-        self.close()
-        raise TableError(
-            f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
-            "before; build the loader again, without its plan_cache"
-        )
+    def _last(self, batch: Any, made: SampleCounts | None, *, left: int) -> Any:
+        """Finish a batch of the rows left over by all lanes; `left` batches come after it."""
+        counts = self._lanes.counts
+        batch = self._lanes.work.collated(batch, None, self._finished)
+        self._finished += 1
+        counts.taken += 1
+        if made is not None:
+            counts.count(made)
+        if not left:
+            counts.short = self._short_at_end
+        return batch

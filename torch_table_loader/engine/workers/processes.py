@@ -35,10 +35,11 @@ from torch_table_loader.engine.workers.shared_memory import (
     shared_memory_named,
     shared_zeros,
 )
+from torch_table_loader.engine.workers.threads import popped
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
 from torch_table_loader.forks import OfProcess, settle, this_process
 from torch_table_loader.ranges import FetchStats
-from torch_table_loader.system import end_with_parent, popped
+from torch_table_loader.system import end_with_parent
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches

@@ -13,19 +13,33 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch_table_loader.batching.rows import each_alone
-from torch_table_loader.cancellation import SLICE_S, cancellable
+from torch_table_loader.cancellation import SLICE_S, cancellable, start
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, check_home, join_tails
 from torch_table_loader.forks import this_process
-from torch_table_loader.system import popped, start
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics, LaneWork
     from torch_table_loader.ranges import FetchStats
+
+
+T = TypeVar("T")
+
+
+def popped(values: list[T]) -> T | None:
+    """Take the last value of a list that threads share out of it; None if there is none left.
+
+    >>> popped([1, 2]), popped([])
+    (2, None)
+    """
+    try:
+        return values.pop()
+    except IndexError:  # one who asks before may find what another thread takes
+        return None
 
 
 class ThreadPool:

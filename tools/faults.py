@@ -257,8 +257,8 @@ FAULTS = (
     ),
     Fault(
         *(6, "rows that touch consumed ones come again", "planning/consumption.py"),
-        'first[by_place] = np.searchsorted(gap_stops, begin[by_place], side="right")',
-        'first[by_place] = np.searchsorted(gap_stops, begin[by_place], side="left") - 1',
+        "stop[at] = np.minimum(gap_stops[gap], base + stop[at]) - base",
+        "stop[at] = np.minimum(gap_stops[gap], base + stop[at] - 1) - base + 1",
         _STREAMS,
     ),
     Fault(

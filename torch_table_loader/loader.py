@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, cast
 
 import pyarrow as pa
@@ -47,6 +47,9 @@ Batch: TypeAlias = dict[str, Any]
 
 D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
 B_co = TypeVar("B_co", default=Any, covariant=True)  # a `Batch`, or what `collate_fn` returns
+
+
+_OVER: Any = object()
 
 
 class _InSamples(IterableDataset[Any]):
@@ -407,7 +410,6 @@ class LoaderIterator(Iterator[B_co]):
         work = job.work(position)
         self._merger = LaneMerger(work, executor_of(job, work, start, self._loader._servers), start)
         self._plan = work.plan
-        self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._merger.batches
         device = options.device
         if device is None:
@@ -418,6 +420,7 @@ class LoaderIterator(Iterator[B_co]):
             self._next = moved(self._merger.batches, device)
         if options.show_progress:
             self._next = with_bars(self._next, work, self._merger.counts, start, options)
+        self._source = self._next
         return work
 
     def __next__(self) -> B_co:
@@ -427,10 +430,13 @@ class LoaderIterator(Iterator[B_co]):
                 entry = self._entry or self._enter()
                 if self._changes != self._asked.changes and not self._is_over:
                     self._follow_changes()
-                batch: B_co = in_span(self._take) if profiler._is_profiler_enabled else self._take()
+                if profiler._is_profiler_enabled:
+                    batch = in_span(self._take)
+                elif (batch := next(self._next, _OVER)) is _OVER:
+                    batch = self._take()
                 leg = self.progress.leg
-                leg.batches += 1
-                if leg.batches % self._watched_batches == 1:
+                leg.batches = batches = leg.batches + 1
+                if batches % self._watched_batches == 1:
                     self._loader._watch.look(self.progress)
                 if entry.runs and self._was_last():
                     self._loader.end_of_dataloader = True
@@ -448,14 +454,12 @@ class LoaderIterator(Iterator[B_co]):
                 if refused is not None:
                     raise refused from error
                 raise
-            return batch
+            return batch  # type: ignore[no-any-return]
 
     def _take(self) -> Any:
         """Return the next batch, from the next epoch if the iteration continues with it."""
         while True:
             try:
-                if self._ahead:
-                    return self._ahead.pop()
                 return next(self._next)
             except StopIteration:
                 if self._is_over or not (self._begin_next_stage() or self._begin_next_epoch()):
@@ -530,8 +534,9 @@ class LoaderIterator(Iterator[B_co]):
         if self._plan.counted:
             ended = not self._plan.endless and not self.progress.left
             return ended and self._job.walk.following(self.progress.leg.position) is None
-        self._ahead.extend(islice(self._next, 1))
-        return not self._ahead
+        ahead = list(islice(self._source, 1))
+        self._next = chain(map(ahead.pop, repeat(0, len(ahead))), self._source)  # a list would keep what was taken
+        return not ahead
 
     def __len__(self) -> int:
         """Return the steps of the epoch, taken and to come; TypeError if the counting pass was skipped."""

@@ -65,9 +65,6 @@ def test_a_footer_that_is_too_large_is_refused_before_it_is_decompressed(tmp_pat
 
 
 def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:
-    from tests.tables.reading import whole_task
-    from torch_table_loader.read.tasks import TaskReader
-
     path = tmp_path / "x.orc"
     table = pa.table({"a": np.random.default_rng(0).random(50_000), "b": np.arange(50_000)})
     orc.write_table(table, str(path), compression="zstd", stripe_size=1 << 17, batch_size=1024)
@@ -76,9 +73,9 @@ def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:
     start = meta.group_bytes[0]
     raw[start + 10 : start + meta.group_bytes[1]] = bytes(meta.group_bytes[1] - 10)
     path.write_bytes(raw)
-    reader = TaskReader(LocalStorage(), [data_file(path, "orc")], [meta], meta.schema, ["a", "b"])
+    dataset = StructuredDataset(str(path), num_workers=0)
     with pytest.raises(TableError, match=r"x\.orc, row group 1"):
-        list(reader.read(whole_task(meta)))
+        list(dataset)
 
 
 @given(st.binary(max_size=300))

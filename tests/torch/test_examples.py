@@ -24,7 +24,7 @@ from tests.launchers.killed_jobs import wait_until
 from tests.states import stages_of
 from tests.tables.catalogs import load_catalog
 from torch_table_loader import StructuredDataset
-from torch_table_loader.cli.writing import write_sample
+from torch_table_loader.cli.main import main
 
 LINES = {
     "messy_files": 65,
@@ -164,7 +164,7 @@ def test_the_script_of_a_page_resumes_on_another_number_of_ranks(page: str, tmp_
     text = (ROOT / page).read_text("utf-8")
     (script,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "torchelastic" in block]
     checkpoint = tmp_path / "checkpoint.pt"
-    write_sample(tmp_path / "clicks")
+    assert main(["sample", str(tmp_path / "clicks")]) == 0
     (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
     run_job([*TORCHRUN, "2", str(tmp_path / "train.py")])
     on_two = torch.load(checkpoint)["loader"]

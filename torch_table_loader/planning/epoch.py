@@ -11,7 +11,7 @@ import numpy as np
 from torch_table_loader.cached import cached_property
 from torch_table_loader.planning.consumption import Consumption, OpenWindow, delivered_of_lane
 from torch_table_loader.planning.file_batches import full_batches, in_rows, in_units, num_batches, shared_in_units
-from torch_table_loader.planning.interleaving import interleaved, interleaved_until
+from torch_table_loader.planning.interleaving import mixed, mixed_until
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, Section, TakenLanes, lane_name, longest_first_of_hands
 from torch_table_loader.planning.permutation import Permutation
@@ -21,8 +21,6 @@ from torch_table_loader.planning.splits import SegmentTable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from torch_table_loader.planning.window_sizes import WindowSizes
 
 
 def epoch_order(
@@ -68,11 +66,12 @@ class CutEpoch:
     @cached_property
     def runs(self) -> Runs:
         """What remains, in the epoch's order: open windows, then splits; unknown live rows count as metadata rows."""
-        live = self._live[self.order]
-        whole = Runs(self.order, np.zeros_like(live), live)
         if self.stage:
-            left = self.consumed.left_of(whole, self.segments.bases)
+            left = self.consumed.left_of(self.order, self._live, self.segments.bases)
             whole = Runs.concat([self.consumed.units(len(self.segments.splits)), left])
+        else:
+            live = self._live[self.order]
+            whole = Runs(self.order, np.zeros_like(live), live)
         drops = self.by_file and self.topology.drop_last
         if drops:
             return full_batches(whole, self.topology.batch_size)
@@ -100,7 +99,7 @@ class CutEpoch:
         windows = topology.windows_of(dealt.runs.num_rows)
         lanes = tuple(dealt)
         if mixing is not None and windows is not None:
-            lanes = tuple(self._mixed(lane, mixing.splits, windows) for lane in dealt)
+            lanes = tuple(mixed(lane, len(self._live), mixing.splits, windows) for lane in dealt)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
@@ -116,14 +115,6 @@ class CutEpoch:
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} in stage {self.stage}"
-
-    def _mixed(self, lane: Runs, splits: int, windows: WindowSizes) -> Runs:
-        """Return what a lane reads: units of open windows, then splits side by side."""
-        if not self.consumed.windows:
-            return interleaved(lane, splits, windows)
-        is_unit = lane.split >= len(self._live)
-        plain = lane.take(np.flatnonzero(~is_unit))
-        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, windows)])
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
@@ -149,9 +140,7 @@ class CutEpoch:
         sizes = [each for each in map(topology.windows_of, rows_of_lanes) if each is not None]
         if mixing is not None:
             dealt = topology.batch_size
-            is_unit = lanes.runs.split >= len(self._live)
-            units, plain = lanes.some(is_unit), lanes.some(~is_unit)
-            lanes = units.followed_by(interleaved_until(plain, mixing.splits, sizes, taken.taken - units.rows))
+            lanes = mixed_until(lanes, len(self._live), mixing.splits, sizes, taken.taken)
         each = zip(lanes, sizes, taken.taken.tolist(), taken.bodies.tolist(), strict=True)
         for number, (lane, windows, rows, body) in enumerate(each):
             rank, at = divmod(number, topology.lanes)
@@ -256,10 +245,10 @@ class DealtEpoch:
         segments = self.tables[rank]
         live, rows = segments.live_rows, segments.metadata_rows
         stop = np.where(live < 0, rows, live)
-        runs = Runs(np.arange(len(stop), dtype=np.int64), np.zeros_like(stop), stop)
-        runs = runs.take(np.flatnonzero(rows > 0))
+        order = np.flatnonzero(rows > 0)
+        runs = Runs(order, np.zeros_like(order), stop[order])
         if self.stage:
-            runs = self.consumed.left_of(runs, self._bases[rank])
+            runs = self.consumed.left_of(order, stop, self._bases[rank])
         units = self.consumed.units(len(segments.splits))
         units = units.take(np.arange(rank, len(units), len(self.tables)))
         count, size = self.topology.lanes, self.topology.batch_size

@@ -7,7 +7,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +122,19 @@ def version_here(path: str) -> FileVersion | None:
 
 
 def _version_of(status: os.stat_result) -> FileVersion:
-    return FileVersion(status.st_size, status.st_mtime_ns, local=_local_version(status))
+    return _version_by(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
-def _local_version(status: os.stat_result) -> LocalVersion | None:
-    """Return inode and change time; None if the file system's inode numbers are not stable."""
-    if status.st_dev in _unstable_devices():
-        return None
-    return LocalVersion(_machine(), status.st_ino, status.st_ctime_ns)
+@lru_cache(maxsize=1024)
+def _version_by(num_bytes: int, mtime_ns: int, device: int, inode: int, ctime_ns: int) -> FileVersion:
+    """Return a version; of a file that is asked for again and again it is the same object, which compares at once.
+
+    It knows inode and change time unless the file system's inode numbers are not stable.
+    """
+    local = None
+    if device not in _unstable_devices():
+        local = LocalVersion(_machine(), inode, ctime_ns)
+    return FileVersion(num_bytes, mtime_ns, local=local)
 
 
 def unstable_devices(mountinfo: str) -> frozenset[int]:

@@ -9,11 +9,15 @@ import pyarrow as pa
 from torch_table_loader import StructuredDataset
 
 
+def batches_of(rows: pa.RecordBatch, **options: Any) -> list[Any]:
+    """Return the batches of a loader of these rows."""
+    loader, _ = StructuredDataset.create_dataloader(source=pa.Table.from_batches([rows]), num_workers=0, **options)
+    return list(loader)
+
+
 def convert(rows: pa.RecordBatch, **options: Any) -> Any:
     """Return the batch of a loader of these rows; None where there is no row."""
-    given = {"batch_size": max(1, rows.num_rows), "num_workers": 0, **options}
-    loader, _ = StructuredDataset.create_dataloader(source=pa.Table.from_batches([rows]), **given)
-    batches = list(loader)
+    batches = batches_of(rows, **{"batch_size": max(1, rows.num_rows), **options})
     assert len(batches) == (rows.num_rows > 0)
     return batches[0] if batches else None
 

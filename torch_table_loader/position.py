@@ -103,9 +103,9 @@ class NamedColumns:
             raise AttributeError(message, name=name, obj=self)
 
 
-def _shared(count: int, dtype: torch.dtype) -> torch.Tensor:
+def _shared(*dtypes: torch.dtype) -> list[torch.Tensor]:
     """Return zeros that worker processes see change: forks at once, and others once torch has pickled them."""
-    return torch.frombuffer(shared_bytes(count * dtype.itemsize), dtype=dtype)
+    return [torch.frombuffer(shared_bytes(dtype.itemsize), dtype=dtype) for dtype in dtypes]
 
 
 class JobPosition:
@@ -127,14 +127,13 @@ class JobPosition:
         """Progress of the loader's newest iterator, unless a state was loaded since."""
         self.is_for_any_iterator = False
         """Whether the state was loaded into the dataset, and applies to whatever iterates it."""
-        self._epoch = _shared(1, torch.int64)
+        self._epoch, self._may_read = _shared(torch.int64, torch.bool)
         self._loaded: Position | None = None
         self._begun: int | None = None
         """The epoch that began last, unless an epoch was set or a state loaded since."""
         self._plan_check = plan_check
         self.reopen = reopen
         self._warned_of_repetition = False
-        self._may_read = _shared(1, torch.bool)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to the training process: its iterator, and what reopens tables."""

@@ -338,6 +338,8 @@ class FileMeta:
             that, or nothing does.
         opening: the ranges that are read to open the file again.
         column_bytes: what each column of the schema decodes to in all rows; None where nothing says it.
+        at_once: what the largest part takes that is decoded as one (a stripe, a record batch, a block, a line): in each
+            column of the schema, or one number if it is decoded whole; () where `HoldingReader.held_bytes` says all.
     """
 
     schema: pa.Schema
@@ -347,6 +349,7 @@ class FileMeta:
     group_ranges: tuple[tuple[int, int], ...] | None = None
     opening: tuple[tuple[int, int], ...] = ()
     column_bytes: tuple[int, ...] | None = None
+    at_once: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse lists of different lengths."""
@@ -365,6 +368,22 @@ class FileMeta:
     def num_rows(self) -> int:
         """All rows of the file, before deletes and filters."""
         return sum(self.group_rows)
+
+    def decoded_bytes(self, columns: Sequence[str]) -> int | None:
+        """What some columns of the schema decode to in all rows; None where nothing says it."""
+        if self.column_bytes is None:
+            return None
+        return self._of_columns(self.column_bytes, columns)
+
+    def part_bytes(self, columns: Sequence[str]) -> int:
+        """What the largest part takes of some columns while it is decoded as one; 0 if it is not known."""
+        if len(self.at_once) <= 1:
+            return sum(self.at_once)
+        return self._of_columns(self.at_once, columns)
+
+    def _of_columns(self, numbers: Sequence[int], columns: Sequence[str]) -> int:
+        sizes: dict[str, int] = dict(zip(self.schema.names, numbers, strict=False))  # columns may have been added
+        return sum(sizes.get(name, 0) for name in columns)
 
 
 class Segment(NamedTuple):

@@ -104,8 +104,9 @@ class Sizes:
     csv_block_bytes: int = 1 << 20
     """Bytes of a row of CSV at most; pyarrow reads up to 32 such blocks ahead of decoding: 32 MiB of text a reader."""
 
-    json_line_bytes: int = 1 << 30
-    """Bytes of a JSON line at most: few bytes of a compressed file may be a line of any length."""
+    json_line_bytes: int = 1 << 28
+    """Bytes of a JSON line at most: parsing takes some four times as many, and few bytes of a compressed file may be a
+    line of any length."""
 
     inference_bytes: int = 1 << 30
     """Bytes of a text file whose types are guessed: it is parsed whole in memory, and a larger one refused."""

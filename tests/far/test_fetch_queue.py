@@ -79,6 +79,10 @@ def _given(needs: FileNeeds | None) -> FileNeeds | None:
     return needs
 
 
+def _file(file: DataFile) -> DataFile:
+    return file
+
+
 class Line:
     """Carries out the jobs of a queue; requests arrive in any order."""
 
@@ -264,6 +268,24 @@ def test_the_first_answer_to_a_request_sent_twice_counts() -> None:
     assert (request.stage, queue.held) == (Stage.DONE, 10)
     queue.end(0)
     assert queue.held == 0
+
+
+def test_no_job_comes_of_reads_of_files_that_are_here() -> None:
+    files = [needs_of(path, [[(0, 10)]]).file for path in "abc"]
+    other = DataFile("b", "b", FileVersion(len(CONTENT), 1), "parquet")
+    reads = [
+        PlannedRead(number, number % 2, 1, lambda: needs_of("b", [[(0, 10)]]), file=partial(_file, file))
+        for number, file in enumerate([*files, other, *files])
+    ]
+    queue = FetchQueue(iter(reads), 1000, {(file.path, file.version): CONTENT for file in files})
+    assert isinstance(job := queue.next_job(lambda _: True), Task)
+    assert job.read is reads[3]
+    assert queue.next_job(lambda _: True) is None
+    for number in range(len(reads)):
+        task = queue.take(number % 2)
+        assert (task.read, task.kept is None) == (reads[number], number == 3)
+        assert task.kept is None or task.kept.data is CONTENT
+        assert queue.held == 0
 
 
 def test_a_read_abandoned_before_its_needs_are_known_holds_nothing() -> None:

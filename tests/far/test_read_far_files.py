@@ -30,7 +30,6 @@ from torch_table_loader.iceberg.source import IcebergRequest
 from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.footers import LEAST_SEEN, FooterSizes
-from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, FileMeta, FileVersion
 
@@ -46,6 +45,10 @@ class Files:
     storage: Any
     files: list[DataFile]
     partition_schema: pa.Schema
+
+
+def inspect_file(storage: Any, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+    return reader_for(file.format).inspect(storage, file, schema)
 
 
 @pytest.mark.parametrize("name", WRITERS)

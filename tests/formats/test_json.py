@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.effort import daily
 from tests.tables.reading import all_batches, data_file, inspect
 from torch_table_loader import Json, StructuredDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
@@ -197,6 +198,7 @@ def test_a_number_of_more_digits_than_any_type_has_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("end", ["", "\n", " \r\n"])
 @small_sizes(json_block_bytes=64)
+@daily(1)
 def test_objects_of_an_array_or_over_several_lines_are_rows(tmp_path: Path, end: str) -> None:
     rows = [{"a": i, "s": f'}}],[{{\n"é{i}' * (i % 50), "l": [{"x": i}], "none": None} for i in range(300)]
     texts = [json.dumps(rows), json.dumps(rows, indent=1), "\n".join(json.dumps(row, indent=2) for row in rows)]

@@ -16,7 +16,8 @@ from tests.launchers.sandbox import Sandbox
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
-from torch_table_loader.formats.orc.orc import OrcReader, read_tail
+from torch_table_loader.extend import reader_for
+from torch_table_loader.formats.orc.orc import read_tail
 from torch_table_loader.formats.orc.orc_encodings import are_within, bounds_of, decompressed
 from torch_table_loader.sizes import small_sizes
 
@@ -28,7 +29,7 @@ def test_stripe_rows_come_from_the_footer_under_every_compression(tmp_path: Path
     orc.write_table(table, str(path), compression=compression, stripe_size=1 << 17, batch_size=1024)
     file = data_file(path, "orc")
     storage = LocalStorage(counting=True)
-    meta = OrcReader().inspect(storage, file, None)
+    meta = reader_for("orc").inspect(storage, file, None)
     handle = orc.ORCFile(str(path))
     assert handle.nstripes > 3
     assert meta.group_rows == tuple(
@@ -65,9 +66,6 @@ def test_a_footer_that_is_too_large_is_refused_before_it_is_decompressed(tmp_pat
 
 
 def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:
-    from tests.tables.reading import whole_task
-    from torch_table_loader.read.tasks import TaskReader
-
     path = tmp_path / "x.orc"
     table = pa.table({"a": np.random.default_rng(0).random(50_000), "b": np.arange(50_000)})
     orc.write_table(table, str(path), compression="zstd", stripe_size=1 << 17, batch_size=1024)
@@ -76,9 +74,9 @@ def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:
     start = meta.group_bytes[0]
     raw[start + 10 : start + meta.group_bytes[1]] = bytes(meta.group_bytes[1] - 10)
     path.write_bytes(raw)
-    reader = TaskReader(LocalStorage(), [data_file(path, "orc")], [meta], meta.schema, ["a", "b"])
+    dataset = StructuredDataset(str(path), num_workers=0)
     with pytest.raises(TableError, match=r"x\.orc, row group 1"):
-        list(reader.read(whole_task(meta)))
+        list(dataset)
 
 
 @given(st.binary(max_size=300))

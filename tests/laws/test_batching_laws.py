@@ -19,8 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conversions import batches_of
 from tests.effort import examples
-from torch_table_loader import Vocabulary
+from torch_table_loader import StructuredDataset, Vocabulary
 from torch_table_loader.batching import codec as codec_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
@@ -251,11 +252,9 @@ def test_all_batches_together_are_the_table(
 def test_arrow_and_dict_batches_are_the_table(
     table: pa.RecordBatch, cuts: list[int], batch_size: int, python: bool
 ) -> None:
-    codec = make_codec(table.schema, TypePolicy(output_format="dict" if python else "arrow"))
-    exact = ExactBatches(codec, batch_size)
-    runs = [codec.as_one(parts) for chunk in _chunks(table, cuts) for parts in exact.push(codec.decode(chunk))]
-    batches = [batch for run in runs for batch in run.batches(batch_size)]
-    batches += _rest(exact, batch_size)
+    source = pa.Table.from_batches(_chunks(table, cuts), table.schema)
+    options: Any = {"output_format": "dict" if python else "arrow", "batch_size": batch_size}
+    batches = list(StructuredDataset.create_dataloader(source=source, num_workers=0, **options)[0])
     plain = batches if python else [batch.to_pydict() for batch in batches]
     assert all(python or batch.schema.equals(table.schema) for batch in batches)
     sizes = [len(batch[table.schema.names[0]]) for batch in plain]
@@ -534,12 +533,12 @@ def test_codes_are_places_in_the_vocabulary(
     output: Any, words: list[str | None], known: list[str], batch_size: int
 ) -> None:
     batch = pa.record_batch({"w": pa.array(words, pa.string()), "own": pa.array(words, pa.string())})
-    policy = TypePolicy(output_format=output, strings={"w": Vocabulary(known), "own": "codes"})
-    codec = make_codec(batch.schema, policy)
-    batches = codec.decode(batch).batches(batch_size)
+    strings: Any = {"w": Vocabulary(known), "own": "codes"}
+    batches = batches_of(batch, output_format=output, strings=strings, batch_size=batch_size)
     codes = [code for each in batches for code in each["w"].tolist()]
     assert codes == [known.index(word) if word in known else -1 for word in words]
-    assert [word for each in batches for word in _values(each["own"])] == words
+    own = [None if code < 0 else each["own"].values[code] for each in batches for code in each["own"].codes.tolist()]
+    assert own == words
     assert all(len(set(each["own"].values)) == len(each["own"].values) for each in batches)
 
 

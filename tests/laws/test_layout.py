@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.effort import examples
 from tests.strategies import cutters, table, tables
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.extend import SegmentTable, SplitTable, TableLayout
+from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.records import DataFileInfo, RowRange, Split
 
@@ -128,6 +130,30 @@ def test_each_hand_gets_every_so_many_pieces(
     first = data.draw(st.lists(st.integers(0, step - 1), max_size=5))
     found = Hands.every(Runs.of(pieces), np.array(first, dtype=np.int64), step)
     assert list(map(list, found)) == [pieces[at::step] for at in first]
+
+
+@given(
+    splits=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5)), max_size=9),
+    consumed=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=9),
+    data=st.data(),
+)
+def test_what_is_left_of_splits_is_each_of_their_rows_that_was_not_consumed(
+    splits: list[tuple[int, int]], consumed: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    live, gaps = np.array(splits, dtype=np.int64).reshape(-1, 2).T
+    numbers = st.permutations(range(len(splits)))
+    by_place, order = (np.array(data.draw(numbers), dtype=np.int64) for _ in range(2))
+    bases, ends = np.empty_like(live), np.cumsum((live + gaps)[by_place])
+    bases[by_place] = ends - (live + gaps)[by_place]
+    places = np.cumsum(np.array(consumed, dtype=np.int64)).reshape(-1, 2) - 1
+    found = Consumption(places[:, 0], places[:, 1]).left_of(order, live, bases)
+    rows = [(split, row) for split in order.tolist() for row in range(live[split])]
+    assert rows_of(found) == [(split, row) for split, row in rows if not gone(int(bases[split]) + row, places)]
+    assert (found.stop > found.start).all()
+
+
+def gone(place: int, intervals: NDArray[np.int64]) -> bool:
+    return any(start <= place < stop for start, stop in intervals.tolist())
 
 
 # Layout

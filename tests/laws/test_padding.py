@@ -11,13 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.outputs import Padded
-from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.errors import TableError
-from torch_table_loader.option_values import Pad, Side
+from tests.conversions import batches_of
+from torch_table_loader import Pad, TableError
 
-sides: st.SearchStrategy[Side] = st.sampled_from(["left", "right"])
+sides: st.SearchStrategy[Any] = st.sampled_from(["left", "right"])
 lengths_of_lists = st.lists(st.one_of(st.integers(0, 9), st.integers(120, 300)), min_size=1, max_size=25)
 
 
@@ -65,20 +62,19 @@ def test_rows_are_padded_and_cut_as_was_asked(
         kind = pa.list_(pa.list_(pa.int32(), 2))
     batch = pa.record_batch({"x": pa.array(lists, kind)}).slice(skip)
     lists = lists[skip:]
-    codec = make_codec(batch.schema, TypePolicy(output_format="numpy" if numpy else "torch", ragged=pad))
+    options: dict[str, Any] = {"output_format": "numpy" if numpy else "torch", "ragged": pad, "batch_size": batch_size}
     if pad.length is not None and pad.truncate is None and max(map(len, lists), default=0) > pad.length:
         row = next(number for number, each in enumerate(lists) if len(each) > (pad.length or 0))
         with pytest.raises(TableError, match=rf"column 'x' has a list of {len(lists[row])} values at row {row} of"):
-            codec.decode(batch)
+            batches_of(batch, **options)
         return
-    found = codec.decode(batch).batches(batch_size)
+    found = batches_of(batch, **options)
     assert len(found) == -(-len(lists) // batch_size)
     filler = [pad.value] * 2 if grid else pad.value
     for start, each in zip(range(0, len(lists), batch_size), found, strict=True):
         rows = lists[start : start + batch_size]
         wanted = [padded_row(row, width_of(rows, pad), pad, filler) for row in rows]
         came = each["x"]
-        assert isinstance(came, Padded)
         assert isinstance(came.values, np.ndarray if numpy else torch.Tensor)
         assert came.values.tolist() == [row for row, _ in wanted]
         assert came.lengths.tolist() == [length for _, length in wanted]
@@ -101,8 +97,7 @@ def test_nested_tensors_of_columns_are_added_where_their_lengths_agree(
         "g": pa.array([[[4, 5]] * length for length in thirds], pa.list_(pa.list_(pa.int64(), 2))),
     }
     whole = pa.record_batch(columns)
-    batches = make_codec(whole.schema, TypePolicy()).decode(whole).batches(batch_size)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batches_of(whole, batch_size=batch_size)):
         rows = range(number * batch_size, min((number + 1) * batch_size, len(lengths)))
         both = batch["a"] + batch["b"]
         assert [row.tolist() for row in both.unbind()] == [[3.0] * lengths[row] for row in rows]

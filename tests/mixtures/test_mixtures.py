@@ -7,15 +7,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
 from tests.mixtures.mixed_worlds import Row, source_rows, write_texts
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader.mixtures import rounds
+from torch_table_loader.mixtures.rounds import Rounds
+from torch_table_loader.planning import interleaving
+from torch_table_loader.planning.epoch import epoch_order
+from torch_table_loader.planning.runs import Runs
+from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.testing import small_sizes
 
 SIZES = {"a": 300, "b": 120, "c": 17}
@@ -223,3 +232,98 @@ def test_weights_that_cannot_be_meant_are_refused(kind: str, tables: Tables) -> 
         with pytest.raises(ConfigError, match=message):
             dataset.set_weights(weights)
     assert dataset.weights == WEIGHTS
+
+
+def many_splits(folder: Path) -> dict[str, Any]:
+    """Write two tables of 400 row groups of 4 rows, and read each row group as a split."""
+    for name in "ab":
+        pq.write_table(pa.table({"id": range(1600)}), folder / f"{name}.parquet", row_group_size=4)
+    return {
+        name: partial(StructuredDataset, str(folder / f"{name}.parquet"), shuffle=True, split_size=4) for name in "ab"
+    }
+
+
+@pytest.mark.parametrize("old", [None, 7])
+def test_the_last_step_reads_the_splits_of_its_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: int | None
+) -> None:
+    """Its rows, and those that repeat, are of channels of all ranks, each of which ends with a window of its own."""
+    sources = many_splits(tmp_path)
+    opened: Any = partial(
+        MixedDataset.create_dataloader, sources, {"a": 2, "b": 1}, batch_size=4, check_plan=False, even_ranks="pad"
+    )
+    state: Any = None
+    if old:
+        loader, _ = opened(rank=0, num_ranks=old, num_workers=0)
+        next(iter(loader))
+        state = loader.state_dict()
+    loader, dataset = opened(rank=5, num_ranks=6, num_workers=0)
+    if state is not None:
+        loader.load_state_dict(state)
+    read, batches = Counter[str](), ParquetFile.batches
+
+    def noted(file: ParquetFile, groups: range, *rest: Any) -> Iterator[Any]:
+        read["groups"] += len(groups)
+        return batches(file, groups, *rest)
+
+    monkeypatch.setattr(ParquetFile, "batches", noted)
+    taken = []
+    for batch in loader:
+        taken.append(batch)
+        if loader.remaining == 1:
+            read.clear()
+    last = taken[-1]
+    assert last["padding"].any()
+    assert 0 < read["groups"] <= len(last["id"])
+    assert [tuple(row) for row in loader.rows_of(len(taken) - 1)] == source_rows(last, dataset.source_names)
+
+
+def test_a_resume_of_streams_lays_out_one_rank_and_follows_each_stage_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is counted: splits laid out window by window, orders that are permuted, stages that are followed."""
+    sources = many_splits(tmp_path)
+
+    def opened(ranks: int, state: Any = None) -> TableLoader:
+        loader: TableLoader
+        loader, _ = MixedDataset.create_dataloader(
+            sources, {"a": 2, "b": 1}, batch_size=4, check_plan=False, rank=0, num_ranks=ranks
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def saved(ranks: int, state: Any = None) -> Any:
+        loader = opened(ranks, state)
+        for batch in islice(loader, 3):
+            assert len(batch["id"]) == 4
+        return loader.state_dict()
+
+    done = Counter[Any]()
+    mixed, permuted, followed = interleaving.interleaved, epoch_order, Rounds.after
+
+    def noted_splits(runs: Runs, *rest: Any) -> Runs:
+        done["splits"] += len(runs)
+        return mixed(runs, *rest)
+
+    def noted_order(segments: Any, *, purpose: str, **options: Any) -> Any:
+        done[purpose] += 1
+        return permuted(segments, purpose=purpose, **options)
+
+    def noted_stage(own: Rounds, rest: Any, epoch: int, stage: Any) -> Any:
+        done[own.name, stage.deal.number] += 1
+        return followed(own, rest, epoch, stage)
+
+    state = saved(12, saved(16))
+    monkeypatch.setattr(interleaving, "interleaved", noted_splits)
+    monkeypatch.setattr(rounds, "epoch_order", noted_order)
+    monkeypatch.setattr(Rounds, "after", noted_stage)
+    next(iter(opened(20)))
+    fresh = done.pop("splits")
+    done.clear()
+    loader = opened(20, state)
+    assert len(loader) > loader.remaining > 0
+    next(iter(loader))
+    assert 0 < done.pop("splits") <= fresh < 400
+    stages = [(name, stage) for name in "ab" for stage in range(2)]
+    assert done == Counter([*stages, *(f"splits of {name} in round 0" for name in "ab")])

@@ -191,6 +191,7 @@ _PACKED: dict[str, tuple[int, int, int, Pack, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("files", "rows", "group", "pack", "options"), _PACKED.values(), ids=_PACKED)
+@daily(1)
 def test_windows_of_documents_stay_within_the_bound(
     tmp_path: Path, files: int, rows: int, group: int, pack: Pack, options: dict[str, Any]
 ) -> None:

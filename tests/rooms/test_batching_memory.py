@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.conversions import batches_of
 from torch_table_loader.arrow.buffers import joined
 from torch_table_loader.batching import codec as codec_module
 from torch_table_loader.batching.codec import make_codec
@@ -77,14 +78,14 @@ def test_numpy_batches_can_be_written() -> None:
     batch = pa.record_batch(
         {"a": np.arange(10), "b": pa.array([True] * 10), "l": pa.array([[1]] * 10), "d": pa.array([[1, 2]] * 10)}
     ).cast(pa.schema({"a": pa.int64(), "b": pa.bool_(), "l": pa.list_(pa.int8()), "d": pa.list_(pa.int8(), 2)}))
-    for out in make_codec(batch.schema, TypePolicy(output_format="numpy")).decode(batch).batches(4):
+    for out in batches_of(batch, output_format="numpy", batch_size=4):
         arrays = [out["a"], out["b"], out["d"], *out["l"]]
         assert all(array.flags.writeable for array in arrays)
 
 
 def test_autograd_does_not_tie_batches_together() -> None:
     batch = pa.record_batch({"x": np.arange(12, dtype=np.float32)})
-    first, second, third = make_codec(batch.schema, TypePolicy()).decode(batch).batches(4)
+    first, second, third = batches_of(batch, batch_size=4)
     weight = torch.full((4,), 2.0, requires_grad=True)
     loss = (first["x"] * weight).sum()
     second["x"].add_(1)  # would void what autograd saved of `first`, were the version shared

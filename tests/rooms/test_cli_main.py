@@ -6,9 +6,10 @@ import argparse
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,9 @@ from torch_table_loader.cli import arguments, named_table
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
 from torch_table_loader.cli.terminal import in_shell_words
 from torch_table_loader.options import defaults
+
+GROUPS = ("which table", "what is read of it", "order and batches", "form of columns")
+"""Titles in the help of commands that open a table."""
 
 
 @pytest.fixture
@@ -103,7 +107,7 @@ def test_the_help_of_plan_is_short_and_in_groups(
     assert len(lines) <= 60
     assert lines[0] == "usage: torch-table-loader plan [OPTIONS] [PATH ...]"
     assert [line[:-1] for line in lines if line.endswith(":") and line[0] != " "] == [
-        *("options", *arguments.GROUPS),
+        *("options", *GROUPS),
         "examples",
     ]
 
@@ -126,7 +130,7 @@ def test_options_of_the_loader_are_described_by_its_docstring(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    for title in arguments.GROUPS:
+    for title in GROUPS:
         assert f"{title}:" in said
     assert "--batch-size N rows per batch of a rank (default: 1024)" in said
     assert "--output-format NAME torch, numpy, arrow or dict (default: torch)" in said
@@ -136,11 +140,19 @@ def test_options_of_the_loader_are_described_by_its_docstring(capsys: pytest.Cap
 
 @pytest.mark.parametrize("name", ["output_format", "ragged", "strings", "even_ranks", "on_error", "unsupported"])
 def test_help_names_every_value(name: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kind = get_type_hints(LoaderOptions)[name]
-    values = arguments._choices(kind)
+    values = values_of(get_type_hints(LoaderOptions)[name])
+    flag = f"--{name.replace('_', '-')}"
+    described = " ".join(helped(capsys, "plan", "--help").split()).partition(f" {flag} ")[2].partition(" --")[0]
     assert len(values) >= 2
-    assert all(value in arguments._OWN[name]["help"] for value in values)
-    assert "invalid choice: 'other'" in refused(capsys, "plan", str(table), arguments.flag_of(name), "other")
+    assert all(value in described for value in values)
+    assert "invalid choice: 'other'" in refused(capsys, "plan", str(table), flag, "other")
+
+
+def values_of(kind: Any) -> set[str]:
+    """Return the words that a type allows."""
+    if get_origin(kind) is Literal:
+        return {value for value in get_args(kind) if isinstance(value, str)}
+    return set[str]().union(*map(values_of, get_args(kind)))
 
 
 def test_tokenize_offers_the_types_and_the_ways_that_there_are() -> None:
@@ -300,15 +312,20 @@ def test_an_order_can_be_said(
     assert capsys.readouterr().out
 
 
-def test_the_orders_are_those_of_the_loader() -> None:
-    assert sorted(arguments.ORDERS) == sorted(arguments._choices(get_type_hints(LoaderOptions)["shuffle"]))
+def test_the_orders_are_those_of_the_loader(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "plan", str(table), "--shuffle=quux")
+    offered = said.partition("expected one of ")[2].partition(", got")[0]
+    assert set(offered.split(", ")) == values_of(get_type_hints(LoaderOptions)["shuffle"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags_are_the_names_of_keywords_in_every_command(name: str) -> None:
     """`--filter` and `--storage-option`, which are given once for each, are singular."""
-    known = {arguments.flag_of(option) for option in arguments.OPTIONS} - {"path", "--filter", "--storage-option"}
-    assert known == {f"--{option.replace('_', '-')}" for option in arguments.OPTIONS} & known
+    of_options = {field.name for field in fields(LoaderOptions)} - {"filters", "storage_options"}
+    actions = [action for action in below(make_parser([name]), name)._actions if action.dest in of_options]
+    for action in actions:
+        spelt = action.dest.replace("_", "-")
+        assert set(action.option_strings) <= {f"--{spelt}", f"--no-{spelt}"}
     flags = below(make_parser([name]), name)._option_string_actions
     assert not {"--ranks", "--workers", "--seed", "--strategy", "--no-count"} & set(flags)
 
@@ -320,6 +337,5 @@ def test_a_size_of_splits_is_rows_unless_it_has_a_unit(typed: str, meant: int | 
 
 
 @pytest.mark.parametrize("text", ["secret", "=x", ":=1", "a:=nojson"])
-def test_a_storage_option_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        arguments.storage_option(text)
+def test_a_storage_option_that_cannot_be_read_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--storage-option" in refused(capsys, "inspect", "s3://bucket/t", "--storage-option", text)

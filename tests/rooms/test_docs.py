@@ -28,7 +28,6 @@ from tests.tables.plain import DEFAULTS
 from tools.options_table import written
 from torch_table_loader import StructuredDataset, errors, extend
 from torch_table_loader.cli.main import main
-from torch_table_loader.cli.writing import write_sample
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,7 +74,7 @@ def blocks_of(page: Path) -> list[Block]:
 @pytest.fixture
 def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Change to a folder with the table that the pages assume: ``clicks/day=2026-01-0?/part-0.parquet``."""
-    write_sample(tmp_path / "clicks")
+    assert main(["sample", str(tmp_path / "clicks")]) == 0
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     logging.getLogger("torch_table_loader").setLevel(logging.NOTSET)  # a page turns it on

@@ -13,6 +13,7 @@ import pytest
 
 import torch_table_loader
 from bench.endpoint import endpoint
+from tests.effort import daily
 
 _EPOCH = """
 import json, sys
@@ -62,6 +63,7 @@ _OF_ARROW_IN_ROW_MODE = {"pandas", "pyarrow.compute"}
         ('shuffle="rows", row_store="memory"', "table_rows", _IN_ROW_MODE, _OF_ARROW_IN_ROW_MODE),
     ],
 )
+@daily(1)
 def test_an_epoch_of_plain_parquet_imports_no_other_job_types(
     tmp_path: Path, asked: str, job: str, needed: set[str], others: set[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,6 @@ from torch_table_loader import ConfigError, ResumeError, StructuredDataset, Tabl
 from torch_table_loader.cli.main import main
 from torch_table_loader.extend import FORMATS, DataFile
 from torch_table_loader.opening import agreed_source
-from torch_table_loader.read.formats import format_names
 from torch_table_loader.testing import ContractError, check_format_reader, check_source, check_storage, stored_files
 
 SERVED: dict[str, dict[str, Any]] = {
@@ -50,14 +50,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("torch_table_loader.read.formats._READERS", dict(readers()))
     return folder
-
-
-def readers() -> dict[str, Any]:
-    from torch_table_loader.read.formats import reader_for
-
-    return {name: reader_for(name) for name in FORMATS}
 
 
 @pytest.fixture
@@ -113,11 +106,15 @@ def test_the_reader_of_this_test_keeps_the_contract(table: Path) -> None:
     check_format_reader(NumbersReader(), *stored_files(table, "numbers"))
 
 
-def test_every_name_is_listed(site: Path) -> None:
+def test_every_name_is_listed_once_and_ours_first(table: Path, site: Path) -> None:
     install(site, numbers=f"{PLUGS}:numbers", parquet=f"{PLUGS}:numbers")
-    assert format_names()[: len(FORMATS)] == FORMATS
-    assert "numbers" in format_names()
-    assert format_names().count("parquet") == 1
+    with pytest.raises(ConfigError, match="format must be one of") as refused:
+        StructuredDataset(table, "quux")
+    listed = str(refused.value).partition("one of ")[2].partition(", got")[0]
+    names = re.findall(r"'([\w-]+)'", listed)
+    assert tuple(names[: len(FORMATS)]) == FORMATS
+    assert "numbers" in names
+    assert names.count("parquet") == 1
 
 
 def test_an_installed_reader_does_not_take_a_name_of_ours(table: Path, site: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,7 @@ from pyarrow import csv, feather, orc
 
 from tests.tables.reading import LocalStorage, all_batches, as_table, count, data_file, inspect, whole_task
 from tests.tables.token_files import LAYOUTS
+from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.read.conform import resolve_schema
@@ -158,8 +160,8 @@ def test_a_file_without_rows_has_a_schema_and_no_rows(tmp_path: Path, kind: str)
         meta = inspect(file)
     assert meta.num_rows == 0
     assert meta.schema.names == TABLE.schema.names
-    reader = TaskReader(LocalStorage(), [file], [meta], TABLE.schema, ["a", "s"])
-    assert list(reader.read(whole_task(meta))) == []
+    given: dict[str, Any] = {"columns": ["a", "s"], "schema": TABLE.schema, "num_workers": 0}
+    assert list(StructuredDataset(file.path, file.format, **given)) == []
 
 
 @KINDS

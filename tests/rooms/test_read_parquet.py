@@ -12,8 +12,7 @@ from tests.effort import daily
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.extend import FORMATS, reader_for
-from torch_table_loader.format_contracts import HoldingReader
+from torch_table_loader.extend import FORMATS, format_contracts, reader_for
 from torch_table_loader.read import parquet, parquet_sizes, reader_base
 from torch_table_loader.records import FileMeta
 from torch_table_loader.testing import small_sizes
@@ -371,7 +370,7 @@ def test_an_open_file_holds_no_more_than_its_reader_says(tmp_path: Path, kind: s
     finally:
         pa.set_memory_pool(before)
     given = 2 * (batch_bytes + batch_bytes // 8)  # the one before is here while the next is decoded
-    assert isinstance(reader, HoldingReader)
+    assert isinstance(reader, format_contracts.HoldingReader)
     held = reader.held_bytes(meta, 0, columns, max_rows, batch_bytes // max_rows)
     used = (_POOLS[-1].max_memory() or 0) - given
     assert used <= held

@@ -19,15 +19,12 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.iceberg import IcebergWriter, some
-from tests.tables.reading import LocalStorage, data_file, whole_task
+from tests.tables.reading import LocalStorage, data_file
 from torch_table_loader import IcebergDataset, Pack, StructuredDataset
 from torch_table_loader.errors import TableError
-from torch_table_loader.extend import reader_for
+from torch_table_loader.extend import DataFile, reader_for
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.parquet import ParquetReader
-from torch_table_loader.read.tasks import TaskReader
-from torch_table_loader.records import DataFile, DeleteFile
+from torch_table_loader.records import DeleteFile
 
 ROWS = 60
 
@@ -79,12 +76,14 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return change
 
 
-def _read(file: DataFile, max_rows: int = 65_536, columns: list[str] | None = None) -> pa.Table:
-    storage = LocalStorage()
-    meta = reader_for("parquet").inspect(storage, file, None)
-    columns = meta.schema.names if columns is None else columns
-    reader = TaskReader(storage, [file], (meta,), meta.schema, columns, max_rows=max_rows)
-    return pa.Table.from_batches(list(reader.read(whole_task(meta))), reader.schema)
+def _read(file: DataFile, batch_size: int = 65_536, **options: Any) -> pa.Table:
+    given: dict[str, Any] = {"num_workers": 0, "batch_size": batch_size, "output_format": "arrow", **options}
+    loader, dataset = StructuredDataset.create_dataloader(file.path, **given)
+    return pa.Table.from_batches(list(loader), dataset.schema)
+
+
+def parquet_reader() -> Any:
+    return reader_for("parquet")
 
 
 def _survives(work: Callable[[], object]) -> bool:
@@ -190,7 +189,7 @@ def test_a_column_chunk_that_ends_outside_of_the_file_is_refused(tmp_path: Path,
 
 
 def _ask_statistics(file: DataFile) -> None:
-    storage, reader = LocalStorage(), ParquetReader()
+    storage, reader = LocalStorage(), parquet_reader()
     meta = reader.inspect(storage, file, None)
     reader.null_columns(meta, meta.schema.names, [True] * len(meta.group_rows))
     for name, value in (("i", 3), ("n", pa.scalar(3, pa.int32())), ("s", "text 3"), ("d", b"x" * 16)):
@@ -269,7 +268,7 @@ def test_short_statistics_of_lists_do_not_crash_the_process_that_counts_their_va
     _write(path)
     nineteen = b"\x08" + (19).to_bytes(8, "little")
     file = _rewrite(path, lambda footer: footer.replace(nineteen, bytes([length]) + nineteen[1 : length + 1]))
-    reader = ParquetReader()
+    reader = parquet_reader()
     meta = reader.inspect(LocalStorage(), file, None)
     assert _survives(lambda: reader.list_values(meta, "l"))
     with pytest.raises(
@@ -297,13 +296,6 @@ def test_a_claimed_footer_of_two_gigabytes_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"x\.parquet .*a footer of at most \d+ bytes, got a length of 2147483648"):
         reader_for("parquet").inspect(storage, data_file(path), None)
     assert sum(length for _, length in storage.log) <= 1 << 16
-
-
-def test_rows_that_contradict_the_tables_metadata_are_refused(tmp_path: Path) -> None:
-    file = replace(_write(tmp_path / "x.parquet"), num_rows=59)
-    lazy = LazyFooters([file], lambda each: reader_for("parquet").inspect(LocalStorage(), each, None))
-    with pytest.raises(TableError, match=r"x\.parquet must have 59 rows, as the table's metadata says, got 60"):
-        lazy[0]
 
 
 def _delete_file(path: Path, rows: int, told: int | None, **options: Any) -> DeleteFile:
@@ -373,13 +365,11 @@ def test_dictionary_pages_are_compared_with_their_checksum(tmp_path: Path) -> No
     path.write_bytes(path.read_bytes().replace(b"text 3", b"test 3", 1))
     with pytest.raises(TableError, match=r"page in x\.parquet, row group 0, column 's' does not match"):
         _read(data_file(path))
-    storage, reader = LocalStorage(), reader_for("parquet", verify_checksums=False)
-    meta = reader.inspect(storage, data_file(path), None)
-    deletes = Deletes(LocalStorage(), verify_checksums=False)
-    unverified = TaskReader(LocalStorage(), [data_file(path)], (meta,), meta.schema, ["s"], deletes=deletes)
-    for read in (pickle.loads(pickle.dumps(unverified)), unverified):  # noqa: S301 our own
-        (batch,) = read.read(whole_task(meta))
-        assert batch["s"].to_pylist().count("test 3") == 14
+    unverified: dict[str, Any] = {"verify_checksums": False}
+    assert _read(data_file(path), storage_options=unverified)["s"].to_pylist().count("test 3") == 14
+    dataset = StructuredDataset(str(path), storage_options=unverified, num_workers=0)
+    again = pickle.loads(pickle.dumps(dataset))  # noqa: S301 our own
+    assert [word for batch in again for word in batch["s"]].count("test 3") == 14
 
 
 def test_delete_files_are_compared_with_their_checksums(tmp_path: Path) -> None:

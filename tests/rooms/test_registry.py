@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,7 @@ from tests.tables.token_files import LAYOUTS, some_documents
 from torch_table_loader import MissingExtraError
 from torch_table_loader.cli import registry
 from torch_table_loader.cli.main import main
-from torch_table_loader.cli.registry import format_entries
-from torch_table_loader.extend import FORMATS, reader_for
-from torch_table_loader.format_contracts import RangedReader
-from torch_table_loader.read import formats
+from torch_table_loader.extend import FORMATS, format_contracts, reader_for
 from torch_table_loader.testing import check_format_reader, stored_files
 
 TABLE = pa.table(
@@ -56,6 +55,14 @@ def _write(form: str, folder: Path) -> None:
         write_table(TABLE, folder / f"x.{form}")
 
 
+def format_entries() -> list[dict[str, Any]]:
+    """Return what the command says of each format."""
+    with redirect_stdout(io.StringIO()) as said:
+        assert main(["formats", "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(said.getvalue())["formats"]
+    return found
+
+
 def _installed() -> list[str]:
     return [entry["name"] for entry in format_entries()]
 
@@ -68,7 +75,7 @@ def test_every_format_fulfils_the_contract_and_its_description(tmp_path: Path, f
     check_format_reader(reader, storage, files)
     entry = next(entry for entry in format_entries() if entry["name"] == form)
     meta = reader.inspect(storage, files[0], None)
-    assert entry["ranges"] == isinstance(reader, RangedReader)
+    assert entry["ranges"] == isinstance(reader, format_contracts.RangedReader)
     assert entry["origin"].startswith("torch-table-")
     assert any(files[0].name.endswith(suffix) for suffix in entry["suffixes"])
     assert entry["counting"] != "?"
@@ -98,13 +105,12 @@ def test_plug_ins_are_listed_and_those_that_cannot_be_used_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(formats, "_READERS", {name: reader_for(name) for name in FORMATS})
     install(tmp_path, numbers=f"{PLUGS}:numbers", broken=f"{PLUGS}:nowhere", parquet=f"{PLUGS}:numbers")
     entries = {entry["name"]: entry for entry in format_entries()}
     assert entries["numbers"]["error"] == ""
     assert entries["numbers"]["cut"] == "?"
     assert "cannot be loaded" in entries["broken"]["error"]
-    assert entries["parquet"]["suffixes"] == (".parquet", ".pq")
+    assert entries["parquet"]["suffixes"] == [".parquet", ".pq"]
     main(["formats"])
     said = capsys.readouterr().out
     assert "cannot be loaded" in said

@@ -13,25 +13,61 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.launchers.small_disks import run_with_small
 from tests.tables.row_stores import Counting, MemoryTable, everything, numbers
 from tests.waiting import until
+from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableLoaderError
 from torch_table_loader.store import gather
 from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.record_layout import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file
+from torch_table_loader.store.record_layout import LEASES, NULLS, RECORDS
 from torch_table_loader.testing import small_sizes
 
 THEIRS = "what others wrote"
 
 
-def table() -> MemoryTable:
-    """A table with columns of every kind, so that its store has every kind of file."""
-    return MemoryTable(everything(300), [0, 100, 200, 300], ids=np.arange(300) * 2)
+ROWS, FIRST = 300, 5
+
+
+class Stored:
+    """A table with columns of every kind, so that its store has every kind of file, and a folder for its store."""
+
+    def __init__(self, root: Path) -> None:
+        self.table, self.stores = root / "table", root / "stores"
+        self.table.mkdir()
+        columns = {
+            "x": np.arange(ROWS),
+            "n": pa.array([None if row % 7 == 0 else row for row in range(ROWS)]),
+            "text": [f"a text {row}" for row in range(ROWS)],
+            "word": [f"word {row % 9}" for row in range(ROWS)],
+        }
+        pq.write_table(pa.table(columns), self.table / "0.parquet", row_group_size=100)
+        self.rows(root / "elsewhere")
+        [elsewhere] = (root / "elsewhere").glob("rows-*")
+        self.place = self.stores / elsewhere.name
+        self.num_chunks = len(list(elsewhere.glob("heap-*")))
+
+    def rows(self, stores: Path | None = None) -> list[int]:
+        """Read an epoch from a store, which is built if it is not there.
+
+        It has row ids, since a filter leaves rows out.
+        """
+        options: dict[str, Any] = {"shuffle": "rows", "filters": f"x >= {FIRST}", "num_workers": 0, "batch_size": 50}
+        options |= {"row_id": True, "nulls": {"n": -1}, "row_store": str(stores or self.stores)}
+        with small_sizes(store_chunk_bytes=1 << 12):
+            loader, _ = StructuredDataset.create_dataloader(str(self.table), **options)
+            return sorted(row for batch in loader for row in batch["x"].tolist())
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Stored:
+    found = Stored(tmp_path)
+    assert found.num_chunks > 1
+    return found
 
 
 @pytest.fixture
@@ -48,82 +84,102 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "stores" / "rows-1"
 
 
-LEASE = f"{LEASES}/000001"
-PART = f"{PARTS}/000001.json"
-AHEAD = [RECORDS, NULLS, IDS, MANIFEST, LEASE, PART]
+RECORDS_FILE, NULLS_FILE, IDS_FILE, MANIFEST_FILE = "records.bin", "nulls.bin", "row_ids.bin", "manifest.json"
+HEAP_FILE, LEASES_FOLDER, PARTS_FOLDER = "heap-000001.arrow", "leases", "parts"
+AHEAD = [RECORDS_FILE, NULLS_FILE, IDS_FILE, MANIFEST_FILE, f"{LEASES_FOLDER}/000001", f"{PARTS_FOLDER}/000001.json"]
 """Files that a builder opens where they are; a heap, and all temporary files, it makes anew and then names."""
 
 
 def planted(place: Path, name: str, plant: Callable[[Path], None]) -> None:
-    for folder in (place, place / PARTS, place / LEASES):
-        folder.mkdir()
+    for folder in (place, place / PARTS_FOLDER, place / LEASES_FOLDER):
+        folder.mkdir(parents=True)
+        folder.chmod(0o700)
     plant(place / name)
 
 
 @pytest.mark.parametrize("name", AHEAD)
 @pytest.mark.timeout(60)
-def test_a_planted_link_is_refused_and_what_it_points_to_stays(place: Path, victim: Path, name: str) -> None:
+def test_a_planted_link_is_refused_and_what_it_points_to_stays(made: Stored, victim: Path, name: str) -> None:
     before = victim.stat()
-    planted(place, name, lambda path: path.symlink_to(victim))
-    made = table()
+    planted(made.place, name, lambda path: path.symlink_to(victim))
     with pytest.raises(StorageError, match=rf"{Path(name).name}' must be what this library made .* a symbolic link"):
-        build_files(place, made.spec, made.read, 2)
+        made.rows()
     assert victim.read_text() == THEIRS
     assert victim.stat().st_mtime_ns == before.st_mtime_ns
-    (place / name).unlink()
-    build_files(place, made.spec, made.read, 2)
-    rows = open_store(place, made.spec, 1)
-    assert rows is not None
-    made.check(rows, [5, 299, 0])
+    (made.place / name).unlink()
+    assert made.rows() == list(range(FIRST, ROWS))
 
 
 @pytest.mark.parametrize("name", AHEAD)
 @pytest.mark.timeout(60)
-def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(place: Path, name: str) -> None:
-    planted(place, name, os.mkfifo)
-    made = table()
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(made: Stored, name: str) -> None:
+    planted(made.place, name, os.mkfifo)
     with pytest.raises(StorageError, match=rf"{Path(name).name}' must be what this library made there, got a pipe"):
-        build_files(place, made.spec, made.read, 2)
+        made.rows()
 
 
-def test_a_planted_heap_is_replaced_and_what_it_points_to_stays(place: Path, victim: Path) -> None:
-    planted(place, heap_file(1), lambda path: path.symlink_to(victim))
-    made = table()
-    build_files(place, made.spec, made.read, 2)
+def test_a_planted_heap_is_replaced_and_what_it_points_to_stays(made: Stored, victim: Path) -> None:
+    planted(made.place, HEAP_FILE, lambda path: path.symlink_to(victim))
+    assert made.rows() == list(range(FIRST, ROWS))
     assert victim.read_text() == THEIRS
-    assert not (place / heap_file(1)).is_symlink()
-    rows = open_store(place, made.spec, 1)
-    assert rows is not None
-    made.check(rows, [5, 299, 0, 150])
+    assert not (made.place / HEAP_FILE).is_symlink()
 
 
-@pytest.mark.parametrize("folder", ["", PARTS, LEASES])
-def test_a_folder_that_is_a_link_is_refused(place: Path, victim: Path, folder: str) -> None:
+@pytest.mark.parametrize("folder", ["", PARTS_FOLDER, LEASES_FOLDER])
+def test_a_folder_that_is_a_link_is_refused(made: Stored, victim: Path, folder: str) -> None:
+    made.stores.mkdir()
     if folder:
-        place.mkdir()
-    (place / folder).symlink_to(victim.parent)
-    (victim.parent / RECORDS).write_text(THEIRS)
-    made = table()
+        made.place.mkdir()
+    (made.place / folder).symlink_to(victim.parent)
+    (victim.parent / RECORDS_FILE).write_text(THEIRS)
     with pytest.raises(StorageError, match="got a symbolic link"):
-        build_files(place, made.spec, made.read, 2)
-    assert sorted(path.name for path in victim.parent.iterdir()) == ["key", RECORDS]
-    assert (victim.parent / RECORDS).read_text() == THEIRS
+        made.rows()
+    assert sorted(path.name for path in victim.parent.iterdir()) == ["key", RECORDS_FILE]
+    assert (victim.parent / RECORDS_FILE).read_text() == THEIRS
 
 
 @pytest.mark.parametrize("plant", ["link", "pipe"])
-@pytest.mark.parametrize("name", [RECORDS, NULLS, IDS, MANIFEST, heap_file(1)])
+@pytest.mark.parametrize("name", [RECORDS_FILE, NULLS_FILE, IDS_FILE, MANIFEST_FILE, HEAP_FILE])
 @pytest.mark.timeout(60)
-def test_a_finished_store_with_a_link_or_pipe_is_not_read(place: Path, plant: str, name: str) -> None:
-    made = table()
-    build_files(place, made.spec, made.read, 2)
-    moved = place.parent / "moved"
-    (place / name).rename(moved)
+def test_a_finished_store_with_a_link_or_pipe_is_not_read(made: Stored, plant: str, name: str) -> None:
+    made.rows()
+    moved = made.stores / "moved"
+    (made.place / name).rename(moved)
     if plant == "link":
-        (place / name).symlink_to(moved)
+        (made.place / name).symlink_to(moved)
     else:
-        os.mkfifo(place / name)
+        os.mkfifo(made.place / name)
     with pytest.raises(StorageError, match=rf"{name}' must be what this library made there, got a "):
-        open_store(place, made.spec, 1)
+        made.rows()
+
+
+def test_a_new_store_is_private_to_its_user(made: Stored) -> None:
+    made.rows()
+    for folder in (made.stores, made.place):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_mapping_without_address_space_names_the_file(made: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.rows()
+
+    real = mmap.mmap
+
+    def none_of_a_file(number: int, *args: Any, **options: Any) -> Any:
+        if number >= 0:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(number, *args, **options)
+
+    monkeypatch.setattr(mmap, "mmap", none_of_a_file)
+    with pytest.raises(OutOfMemoryError, match=rf"{RECORDS_FILE}' of [\d,]+ bytes does not fit .*`ulimit -v`"):
+        made.rows()
+
+
+# ---- builders --------------------------------------------------------------------------------------------
+
+
+def table() -> MemoryTable:
+    """A table with columns of every kind."""
+    return MemoryTable(everything(300), [0, 100, 200, 300], ids=np.arange(300) * 2)
 
 
 def test_a_heartbeat_does_not_touch_what_a_planted_link_points_to(tmp_path: Path, victim: Path) -> None:
@@ -137,13 +193,6 @@ def test_a_heartbeat_does_not_touch_what_a_planted_link_points_to(tmp_path: Path
         before = (folder / "000003").lstat().st_mtime_ns
         until(lambda: (folder / "000003").lstat().st_mtime_ns != before)
     assert victim.stat().st_mtime == 5
-
-
-def test_a_new_store_is_private_to_its_user(tmp_path: Path) -> None:
-    made = MemoryTable(numbers(200), [0, 200])
-    build_files(tmp_path / "new" / "rows-1", made.spec, made.read, 1)
-    for folder in (tmp_path / "new", tmp_path / "new" / "rows-1"):
-        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 # ---- full disks ------------------------------------------------------------------------------------------
@@ -222,18 +271,6 @@ def test_a_failed_allocation_is_our_error_with_the_remedy(fault: MemoryError) ->
     assert isinstance(raised.value, MemoryError)
     assert isinstance(raised.value, TableLoaderError)
     assert raised.value.errno == errno.ENOMEM
-
-
-def test_a_mapping_without_address_space_names_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = table()
-    build_files(place, made.spec, made.read, 1)
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr(mmap, "mmap", none)
-    with pytest.raises(OutOfMemoryError, match=rf"{RECORDS}' of [\d,]+ bytes does not fit .*`ulimit -v`"):
-        open_store(place, made.spec, 1)
 
 
 @pytest.mark.parametrize("fault", [MemoryError("no"), pa.ArrowMemoryError("no")], ids=repr)

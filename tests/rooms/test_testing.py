@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
+from tests.tables.parquet_reader import PARQUET_READER
 from torch_table_loader import (
     RoundRobinStrategy,
     RowBalancedStrategy,
@@ -24,7 +25,7 @@ from torch_table_loader import (
 )
 from torch_table_loader.errors import ConfigTypeError, TableError
 from torch_table_loader.extend import FileStorage, PathSource, Traffic
-from torch_table_loader.read.parquet import ParquetFile, ParquetReader
+from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, RowRange, Shard, Split
 from torch_table_loader.testing import (
     ContractError,
@@ -547,7 +548,7 @@ def test_faulty_sources_are_refused(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Faulty(ParquetReader):
+class Faulty(PARQUET_READER):  # type: ignore[misc]
     """Parquet, with one thing wrong."""
 
     fault: str = ""
@@ -557,23 +558,23 @@ class Faulty(ParquetReader):
         self.inspected.append(file.name)
         return INSPECTING[self.fault](self, storage, file) if self.fault in INSPECTING else self.sound(storage, file)
 
-    def sound(self, storage: Any, file: DataFile) -> FileMeta:
-        return ParquetReader.inspect(self, storage, file, None)
+    def sound(self, storage: Any, file: DataFile) -> Any:
+        return PARQUET_READER.inspect(self, storage, file, None)
 
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        kept = ParquetReader.prune(self, file, meta, filters, schema)
+        kept: Sequence[bool] = PARQUET_READER.prune(self, file, meta, filters, schema)
         return PRUNING[self.fault](kept) if self.fault in PRUNING else kept
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> Any:
-        found = ParquetReader.null_columns(self, meta, columns, kept)
+        found = PARQUET_READER.null_columns(self, meta, columns, kept)
         return NULLS[self.fault](found, kept) if self.fault in NULLS else found
 
     def open(self, storage: Any, file: DataFile, meta: FileMeta) -> Any:
         if self.fault == "footer again":
             self.sound(storage, file)
         if self.fault == "raw error on open":
-            return FaultyFile(ParquetReader.open(self, RawStorage(inner=storage), file, meta), "", meta)
-        return FaultyFile(ParquetReader.open(self, storage, file, meta), self.fault, meta)
+            return FaultyFile(PARQUET_READER.open(self, RawStorage(inner=storage), file, meta), "", meta)
+        return FaultyFile(PARQUET_READER.open(self, storage, file, meta), self.fault, meta)
 
 
 @dataclass
@@ -620,26 +621,26 @@ def widened(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(at, "number", batch.column(at).cast(pa.int64()))
 
 
-def noted(reader: Faulty, storage: Any, file: DataFile) -> FileMeta:
+def noted(reader: Faulty, storage: Any, file: DataFile) -> Any:
     found = reader.sound(storage, file)
     return replace(found, group_bytes=tuple(len(reader.inspected) + size for size in found.group_bytes))
 
 
-def raw(reader: Faulty, storage: Any, file: DataFile) -> FileMeta:
+def raw(reader: Faulty, storage: Any, file: DataFile) -> Any:
     try:
         return reader.sound(storage, file)
     except TableError as error:
         raise OSError("No such file") from error
 
 
-def nameless(reader: Faulty, storage: Any, file: DataFile) -> FileMeta:
+def nameless(reader: Faulty, storage: Any, file: DataFile) -> Any:
     try:
         return reader.sound(storage, file)
     except TableError as error:
         raise TableError("torn" if "is-not-there" not in file.name else str(error)) from error
 
 
-def raw_when_torn(reader: Faulty, storage: Any, file: DataFile) -> FileMeta:
+def raw_when_torn(reader: Faulty, storage: Any, file: DataFile) -> Any:
     try:
         return reader.sound(storage, file)
     except TableError as error:
@@ -649,14 +650,14 @@ def raw_when_torn(reader: Faulty, storage: Any, file: DataFile) -> FileMeta:
 
 
 def with_rows(change: Any) -> Any:
-    def inspect(reader: Faulty, storage: Any, file: DataFile) -> FileMeta:
+    def inspect(reader: Faulty, storage: Any, file: DataFile) -> Any:
         found = reader.sound(storage, file)
         return replace(found, group_rows=change(found.group_rows))
 
     return inspect
 
 
-def twice_named(reader: Faulty, storage: Any, file: DataFile) -> FileMeta:
+def twice_named(reader: Faulty, storage: Any, file: DataFile) -> Any:
     found = reader.sound(storage, file)
     return replace(found, schema=pa.schema([*found.schema, found.schema.field(0)]))
 
@@ -717,7 +718,7 @@ READERS = {
 
 def test_a_sound_reader_passes(tmp_path: Path) -> None:
     source = lake(tmp_path / "lake")
-    check_format_reader(ParquetReader(), source.storage, source.files)
+    check_format_reader(PARQUET_READER(), source.storage, source.files)
     check_format_reader(Faulty(), source.storage, source.files[:1])
 
 
@@ -732,11 +733,11 @@ def test_a_faulty_reader_is_refused(tmp_path: Path, fault: str) -> None:
 def test_a_reader_needs_a_name_must_pickle_and_needs_files(tmp_path: Path) -> None:
     source = lake(tmp_path / "lake")
     with pytest.raises(ContractError, match="must have a name, got ''"):
-        check_format_reader(ParquetReader(name=""), source.storage, source.files)
+        check_format_reader(PARQUET_READER(name=""), source.storage, source.files)
     with pytest.raises(ContractError, match="at least one file"):
-        check_format_reader(ParquetReader(), source.storage, [])
+        check_format_reader(PARQUET_READER(), source.storage, [])
 
-    class Local(ParquetReader):
+    class Local(PARQUET_READER):  # type: ignore[misc]
         """Cannot be found by pickle."""
 
     with pytest.raises(ContractError, match="Local must pickle"):

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.parquet_reader import PARQUET_READER
 from tests.tables.tensor_shards import tensor, write_shard
 from torch_table_loader.errors import TableError
 from torch_table_loader.formats.tensorproto import TensorProtoReader
 from torch_table_loader.formats.tensorproto.tensor_shards import _columns_of, _schema
 from torch_table_loader.iceberg.catalog import TableAddress
 from torch_table_loader.iceberg.source import IcebergRequest
-from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.testing import ContractError, check_format_reader, check_source, stored_files
 from torch_table_loader.testing.format_readers import Damaged
@@ -173,31 +173,31 @@ def test_faulty_salvaging_is_refused(
 
 
 @dataclass(frozen=True, slots=True)
-class Misspelling(ParquetReader):
+class Misspelling(PARQUET_READER):  # type: ignore[misc]
     """Reads other strings if they are encoded."""
 
-    def encoding(self, columns: frozenset[str]) -> ParquetReader:
+    def encoding(self, columns: frozenset[str]) -> Any:
         return Wrong(encoded=columns)
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong(ParquetReader):
+class Wrong(PARQUET_READER):  # type: ignore[misc]
     def open(self, storage: Any, file: DataFile, meta: FileMeta) -> Any:
-        handle = ParquetReader.open(self, storage, file, meta)
+        handle = PARQUET_READER.open(self, storage, file, meta)
         batches = handle.batches
 
         def shorter(groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
             for batch in batches(groups, columns, max_rows):
                 yield batch.slice(1)
 
-        handle.batches = shorter  # type: ignore[method-assign]
+        handle.batches = shorter
         return handle
 
 
 def test_encoded_strings_are_checked(tmp_path: Path) -> None:
     pq.write_table(pa.table({"s": ["a", "b", None, "a"] * 5, "x": range(20)}), tmp_path / "0.parquet")
     storage, files = stored_files(tmp_path, "parquet")
-    check_format_reader(ParquetReader(), storage, files)
+    check_format_reader(PARQUET_READER(), storage, files)
     with pytest.raises(ContractError, match=r"an encoded column must hold the strings .* but 's' does not"):
         check_format_reader(Misspelling(), storage, files)
 

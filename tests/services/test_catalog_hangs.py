@@ -18,8 +18,7 @@ from tests.effort import daily
 from tests.servers.rest_catalog import RestCatalog, serving
 from tests.tables.catalogs import load_catalog
 from tests.waiting import until
-from torch_table_loader import ConfigError, StorageError, StorageTimeoutError
-from torch_table_loader.iceberg.catalog import TableAddress, open_table
+from torch_table_loader import ConfigError, IcebergDataset, StorageError, StorageTimeoutError
 
 LIMITS = {"rest.client.connection-timeout-ms": "2000", "rest.client.socket-timeout-ms": 150}
 
@@ -53,18 +52,21 @@ def lake(tmp_path: Path) -> Iterator[Catalog]:
         yield made
 
 
+def opened(config: dict[str, Any], retry_seconds: float = 0) -> IcebergDataset:
+    return IcebergDataset("db.clicks", config, storage_options={"retry_seconds": retry_seconds})
+
+
 @pytest.mark.parametrize("hangs", ["/config", "/oauth/tokens", "/tables/clicks"])
 @daily(1)
 def test_each_request_to_a_catalog_has_a_limit(lake: Catalog, hangs: str) -> None:
     catalog = Hanging(lake, credential="me:secret")
     with serving(catalog) as uri:
         config = {"type": "rest", "uri": uri, "credential": "me:secret", "oauth2-server-uri": f"{uri}/v1/oauth/tokens"}
-        address = TableAddress("db.clicks", config | LIMITS, storage_options={"retry_seconds": 0})
-        assert open_table(address).name == "db.clicks"
+        assert opened(config | LIMITS).num_rows == 0
         catalog.hangs = hangs
         try:
             with pytest.raises(StorageTimeoutError, match=r"catalog.*[Rr]ead timed out"):
-                open_table(address)
+                opened(config | LIMITS)
         finally:
             catalog.over.set()
 
@@ -72,25 +74,19 @@ def test_each_request_to_a_catalog_has_a_limit(lake: Catalog, hangs: str) -> Non
 def test_a_catalog_that_hangs_once_is_asked_again(lake: Catalog) -> None:
     catalog = Hanging(lake, hangs="/config", tries=2)
     with serving(catalog) as uri:
-        address = TableAddress("db.clicks", {"uri": uri, **LIMITS}, storage_options={"retry_seconds": 30})
-        assert open_table(address).name == "db.clicks"
+        assert opened({"uri": uri, **LIMITS}, retry_seconds=30).num_rows == 0
     assert sum(call.endswith("/config") for call in catalog.calls) > 1
 
 
 def test_a_machine_that_takes_no_connection_is_left_alone_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
         uri = f"http://127.0.0.1:{full.getsockname()[1]}"
-        address = TableAddress(
-            "db.clicks",
-            {"uri": uri, **LIMITS, "rest.client.connection-timeout-ms": 150},
-            storage_options={"retry_seconds": 0},
-        )
         with pytest.raises(StorageError, match="timed out"):
-            open_table(address)
+            opened({"uri": uri, **LIMITS, "rest.client.connection-timeout-ms": 150})
 
 
 @pytest.mark.parametrize("given", ["soon", 0, -1, float("inf"), "nan"])
 def test_a_limit_must_be_a_number(given: Any) -> None:
     config = {"type": "rest", "uri": "http://127.0.0.1:9", "rest.client.socket-timeout-ms": given}
     with pytest.raises(ConfigError, match=r"socket-timeout-ms must be a number of milliseconds above 0, got"):
-        open_table(TableAddress("db.clicks", config, storage_options={"retry_seconds": 0}))
+        opened(config)

@@ -14,7 +14,6 @@ from tests.tables.plain import deliver, meant_warnings, write_table
 from tests.tables.row_stores import stored
 from tests.text.packing_reference import full_pack, write_documents
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
-from torch_table_loader.store.record_layout import RECORDS
 from torch_table_loader.testing import small_sizes
 
 GROUPS = [[90, 70], [], [300], [0, 40]]
@@ -67,11 +66,13 @@ def test_a_store_that_is_written_anew_meanwhile_is_refused(
         view = dataset.as_map()
         assert view[0] is not None
     [key] = [
-        entry["Key"] for entry in s3_client.list_objects_v2(Bucket=bucket)["Contents"] if entry["Key"].endswith(RECORDS)
+        entry["Key"]
+        for entry in s3_client.list_objects_v2(Bucket=bucket)["Contents"]
+        if entry["Key"].endswith("records.bin")
     ]
     body = s3_client.get_object(Bucket=bucket, Key=key)["Body"].read()
     s3_client.put_object(Bucket=bucket, Key=key, Body=bytes(len(body)))
-    with pytest.raises(TableError, match=rf"{RECORDS} changed while it was in use"):
+    with pytest.raises(TableError, match=r"records\.bin changed while it was in use"):
         view[1]
 
 

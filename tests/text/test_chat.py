@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,6 @@ from torch_table_loader import (
     tokenize_table,
 )
 from torch_table_loader.cli.main import main
-from torch_table_loader.text.tokenizers import RowFaultError, load_tokenizer
 
 TRUTH: dict[str, list[Any]] = json.loads((FOLDER / "truth.json").read_text())
 ASSISTANT = (
@@ -36,10 +37,28 @@ ASSISTANT = (
 )
 
 
-def made(chat: Chat, rows: list[Any], *beside: list[Any]) -> list[list[Any]]:
-    """Return ids and mask of each row."""
-    ids, masks = load_tokenizer(chat).columns([rows, *beside], "uint32", "")
-    return [list(each) for each in zip(ids.to_pylist(), masks.to_pylist(), strict=True)]
+Made = Callable[..., list[list[Any]]]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """Return ids and mask of each of some conversations, as a token table has them."""
+    tables = itertools.count()
+
+    def of(chat: Chat, chats: list[Any], tools: Any = None) -> list[list[Any]]:
+        folder = tmp_path / f"table {next(tables)}"
+        folder.mkdir()
+        table = table_of(chats)
+        if tools is not None:
+            table = table.set_column(1, "tools", pa.array([tools] * len(chats)))
+        pq.write_table(table, folder / "t.parquet")
+        dataset = StructuredDataset(str(folder / "t.parquet"), num_workers=1, output_format="arrow")
+        tokenize_table(dataset, folder / "out", chat, column="messages")
+        found = pq.read_table(folder / "out")
+        columns = (found[name].to_pylist() for name in ("input_ids", "assistant_mask"))
+        return [list(each) for each in zip(*columns, strict=True)]
+
+    return of
 
 
 def test_transformers_makes_what_is_kept_as_truth() -> None:
@@ -49,24 +68,24 @@ def test_transformers_makes_what_is_kept_as_truth() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_tokens_and_masks_are_those_of_transformers(name: str) -> None:
+def test_tokens_and_masks_are_those_of_transformers(name: str, made: Made) -> None:
     chat = Chat(str(FOLDER), TEMPLATES[name], tools="tools")
-    assert made(chat, CHATS, [TOOLS] * len(CHATS)) == TRUTH[name]
-    assert made(chat, CHATS, [json.dumps(TOOLS)] * len(CHATS)) == TRUTH[name]
+    assert made(chat, CHATS, TOOLS) == TRUTH[name]
+    assert made(chat, CHATS, json.dumps(TOOLS)) == TRUTH[name]
     assert any(mask for _, mask in TRUTH[name])
 
 
-def test_without_marks_prefixes_tell_the_same() -> None:
+def test_without_marks_prefixes_tell_the_same(made: Made) -> None:
     plain = Chat(str(FOLDER), tools="tools")
-    assert made(plain, CHATS, [TOOLS] * len(CHATS)) == TRUTH["marked"]
-    last = made(Chat(str(FOLDER), turns="last", tools="tools"), CHATS, [TOOLS] * len(CHATS))
-    marked = made(Chat(str(FOLDER), MARKED, "last", tools="tools"), CHATS, [TOOLS] * len(CHATS))
+    assert made(plain, CHATS, TOOLS) == TRUTH["marked"]
+    last = made(Chat(str(FOLDER), turns="last", tools="tools"), CHATS, TOOLS)
+    marked = made(Chat(str(FOLDER), MARKED, "last", tools="tools"), CHATS, TOOLS)
     assert last == marked
     assert [ids for ids, _ in last] == [ids for ids, _ in TRUTH["marked"]]
     assert sum(map(sum, (mask for _, mask in last))) < sum(map(sum, (mask for _, mask in TRUTH["marked"])))
 
 
-def test_a_character_of_several_tokens_is_trained_whole() -> None:
+def test_a_character_of_several_tokens_is_trained_whole(made: Made) -> None:
     [[ids, mask]] = made(Chat(str(FOLDER), "{% generation %}{{ messages[0].content }}{% endgeneration %}."), CHATS[5:])
     assert mask == [1] * (len(ids) - 1) + [0]
     fox = [[says("assistant", "🦊")]]
@@ -195,29 +214,26 @@ def test_the_command_line_makes_the_same(tmp_path: Path, capsys: pytest.CaptureF
 )
 @daily(4)
 def test_what_a_template_must_not_do_fails_with_its_row(tmp_path: Path, template: str, message: str) -> None:
-    with pytest.raises(RowFaultError, match=message) as caught:
-        made(Chat("bytes", template), [None, CHATS[0]])
-    assert caught.value.row == 1
     pq.write_table(table_of([None, CHATS[0]]), tmp_path / "t.parquet")
     dataset = StructuredDataset(str(tmp_path / "t.parquet"), num_workers=1, output_format="arrow")
     with pytest.raises(TableError, match=rf"t.parquet, row 1: .*{message}"):
         tokenize_table(dataset, tmp_path / "out", Chat("bytes", template), column="messages", nulls="empty")
 
 
-def test_a_template_that_writes_a_turn_otherwise_is_refused() -> None:
+def test_a_template_that_writes_a_turn_otherwise_is_refused(made: Made) -> None:
     forgets = "{% for m in messages %}{% if not loop.last %}-{% else %}{{ m.content }}{% endif %}{% endfor %}"
     for rows in (CHATS[:1], CHATS[2:3]):
-        with pytest.raises(RowFaultError, match=r"cannot be told; pass turns=\"last\", or a template="):
+        with pytest.raises(TableError, match=r"row 0: .*cannot be told; pass turns=\"last\", or a template="):
             made(Chat("bytes", forgets), rows)
     thinks = ASSISTANT.replace("{{ m.content }}", "{{ m.content if loop.last else '' }}")
     answered = [[says("user", ""), says("assistant", "one"), says("user", ""), says("assistant", "two")]]
-    with pytest.raises(RowFaultError, match="cannot be told"):
+    with pytest.raises(TableError, match=r"row 0: .*cannot be told"):
         made(Chat("bytes", thinks), answered)
     [[ids, mask]] = made(Chat("bytes", thinks, "last"), answered)
     assert bytes(token for token, on in zip(ids, mask, strict=True) if on) == b"two;"
 
 
-def test_wrong_values_are_refused(tmp_path: Path) -> None:
+def test_wrong_values_are_refused(tmp_path: Path, made: Made) -> None:
     with pytest.raises(ConfigError, match="ships no template"):
         Chat("bytes")
     with pytest.raises(ConfigError, match="turns"):
@@ -225,12 +241,14 @@ def test_wrong_values_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match="values of JSON"):
         Chat("bytes", "x", variables={"x": object()})
     with pytest.raises(ConfigError, match="cannot be parsed"):
-        load_tokenizer(Chat("bytes", "{% if %}"))
+        made(Chat("bytes", "{% if %}"), CHATS)
     (tmp_path / "tokenizer.json").write_bytes((FOLDER / "tokenizer.json").read_bytes())
     with pytest.raises(ConfigError, match="ships no chat template"):
-        load_tokenizer(Chat(str(tmp_path)))
+        made(Chat(str(tmp_path)), CHATS)
+    pq.write_table(table_of(CHATS), tmp_path / "t.parquet")
+    dataset = StructuredDataset(str(tmp_path / "t.parquet"), num_workers=1, output_format="arrow")
     with pytest.raises(ConfigError, match="special_tokens"):
-        load_tokenizer(Chat(str(FOLDER)), special_tokens=True)
+        tokenize_table(dataset, tmp_path / "out", Chat(str(FOLDER)), column="messages", special_tokens=True)
     with pytest.raises(ConfigError, match="loss_mask describes tokens of the table"):
         Pack(seq_len=4, tokenizer=Chat(str(FOLDER)), loss_mask="other")
     pack = Pack(seq_len=4, tokens="n", tokenizer=Chat(str(FOLDER)))

@@ -24,7 +24,6 @@ from tests.text.packing_reference import EOS, full_pack, write_documents
 from tests.text.test_every_pack import packs
 from tests.waiting import threads, until
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
-from torch_table_loader.store.record_layout import LENGTHS
 from torch_table_loader.testing import small_sizes
 
 LENGTHS_OF: list[int | None] = [5, 0, 17, 1, None, 400, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6] * 3
@@ -191,7 +190,7 @@ def test_lengths_that_are_not_there_or_damaged_are_named(
     pack = full_pack(seq_len=7)
     built(table, url, machine, pack)
     memory = fsspec.filesystem("memory")
-    [path] = [path for path in memory.find(url.removeprefix("memory:/")) if path.endswith(LENGTHS)]
+    [path] = [path for path in memory.find(url.removeprefix("memory:/")) if path.endswith("lengths.bin")]
     whole = bytearray(memory.cat_file(path))
     expected: Any = (TableError, r"the row store .* is damaged: lengths\.bin .*remove")
     if fault == "gone":
@@ -211,7 +210,7 @@ def test_the_store_is_as_small_as_the_documents(table: Path, tmp_path: Path) -> 
     batches(opened(table, full_pack(seq_len=7), row_store=str(tmp_path), columns=[])[0])
     [store] = tmp_path.iterdir()
     sizes = {path.name: path.stat().st_size for path in store.iterdir()}
-    assert sizes[LENGTHS] == 64 * 2 + 16
+    assert sizes["lengths.bin"] == 64 * 2 + 16
     assert sum(size for name, size in sizes.items() if name.startswith("values-")) == 2 * sum(
         length or 0 for length in LENGTHS_OF
     )

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.effort import daily
+from tests.tables.parquet_reader import PARQUET_READER
 from tests.tables.plain import meant_warnings
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
-from torch_table_loader.read.parquet import ParquetReader
 
 DOCUMENTS: list[list[int] | None] = [[5, 7], [], [9], None, [1, 2, 3, 4]]
 
@@ -79,7 +79,7 @@ def test_a_state_does_not_say_how_tokens_are_kept(tmp_path: Path, monkeypatch: p
         running = iter(loader)
         next(running)
     state = loader.state_dict()
-    monkeypatch.setattr(ParquetReader, "list_bounds", lambda *_: None)
+    monkeypatch.setattr(PARQUET_READER, "list_bounds", lambda *_: None)
     other, dataset = opened(root, Pack(seq_len=3))
     assert kept(dataset) == pa.int64()
     other.load_state_dict(state)
@@ -91,6 +91,6 @@ def test_tokens_beyond_their_statistics_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     root = write(tmp_path / "a", pa.int32(), most)
-    monkeypatch.setattr(ParquetReader, "list_bounds", lambda *_: (0, 255))
+    monkeypatch.setattr(PARQUET_READER, "list_bounds", lambda *_: (0, 255))
     with pytest.raises(TableError, match=r"0\.parquet.*by the statistics of its files all are below 256"):
         list(opened(root, Pack(seq_len=3))[0])

@@ -14,6 +14,7 @@ import torch
 
 from tests.effort import daily
 from tests.states import options_of, with_options
+from tests.tables.parquet_reader import PARQUET_READER
 from tests.tables.plain import meant_warnings
 from tests.text.packing_reference import (
     BOS,
@@ -31,7 +32,6 @@ from tests.text.packing_reference import (
 )
 from torch_table_loader import ConfigError, Pack, ResumeError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.extend import FileMeta
-from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.sizes import small_sizes
 
 
@@ -376,7 +376,7 @@ def test_footers_tell_the_tokens_of_row_groups(
         raise AssertionError("a file was opened")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ParquetReader, "open", unreadable)
+        patched.setattr(PARQUET_READER, "open", unreadable)
         loader, dataset = StructuredDataset.create_dataloader(
             str(tmp_path), "parquet", pack=pack, batch_size=2, num_workers=0
         )
@@ -387,14 +387,14 @@ def test_footers_tell_the_tokens_of_row_groups(
 
 def test_a_footer_that_counts_wrong_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_documents(tmp_path, GROUPS)
-    counts = ParquetReader.list_values
+    counts = PARQUET_READER.list_values
 
-    def one_more(reader: ParquetReader, meta: FileMeta, column: str) -> Any:
+    def one_more(reader: Any, meta: FileMeta, column: str) -> Any:
         found = counts(reader, meta, column)
         assert found is not None
         return [values + 1 for values in found[0]], found[1]
 
-    monkeypatch.setattr(ParquetReader, "list_values", one_more)
+    monkeypatch.setattr(PARQUET_READER, "list_values", one_more)
     with pytest.raises(TableError, match="as was counted"):
         list(make(tmp_path, full_pack(seq_len=8), columns=None))
 

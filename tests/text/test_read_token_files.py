@@ -31,8 +31,7 @@ from tests.tables.token_files import (
 )
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.errors import MissingFileError
-from torch_table_loader.extend import PathSource, reader_for
-from torch_table_loader.format_contracts import PLACE, NullProvingReader, RangedReader, SidecarReader
+from torch_table_loader.extend import PathSource, format_contracts, reader_for
 from torch_table_loader.formats.ipc.ipc import FmsFsdpReader
 from torch_table_loader.read.list_groups import group_rows
 from torch_table_loader.records import DataFile, FileMeta, content_key
@@ -81,9 +80,9 @@ def write(form: str, folder: Path, documents: Any = DOCUMENTS) -> DataFile:
 @daily(2)
 def test_it_fulfils_the_contract(tmp_path: Path, form: str) -> None:
     reader = READERS[form]
-    assert isinstance(reader, SidecarReader)
-    assert isinstance(reader, RangedReader)
-    assert isinstance(reader, NullProvingReader)
+    assert isinstance(reader, format_contracts.SidecarReader)
+    assert isinstance(reader, format_contracts.RangedReader)
+    assert isinstance(reader, format_contracts.NullProvingReader)
     file = write(form, tmp_path)
     check_format_reader(reader, LocalStorage(), [file])
     check_format_reader(reader_for(form), *stored_files(tmp_path, form))
@@ -416,7 +415,7 @@ def test_an_arrow_file_says_where_its_documents_begin(tmp_path: Path, kind: pa.D
     (tmp_path / "x.arrow").write_bytes(fms_bytes(documents, kind))
     (file,) = listed(str(tmp_path), "fms-fsdp")
     meta = READERS["fms-fsdp"].placed(LocalStorage(), file, inspect(file), TOKENS)
-    (places,) = rows(file, READERS["fms-fsdp"], meta, PLACE)
+    (places,) = rows(file, READERS["fms-fsdp"], meta, format_contracts.PLACE)
     data = (tmp_path / "x.arrow").read_bytes()
     width = kind.bit_width // 8
     stored = np.frombuffer(data[: len(data) // width * width], kind.to_pandas_dtype())
@@ -431,9 +430,9 @@ def test_compressed_documents_do_not_lie_in_an_arrow_file(tmp_path: Path) -> Non
     (file,) = listed(str(tmp_path), "fms-fsdp")
     meta = inspect(file)
     assert reader.placed(LocalStorage(), file, meta, TOKENS) is None
-    asked = replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64())))
+    asked = replace(meta, schema=meta.schema.append(pa.field(format_contracts.PLACE, pa.int64())))
     with pytest.raises(TableError, match=r"x\.arrow.* not compressed"):
-        rows(file, reader, asked, PLACE)
+        rows(file, reader, asked, format_contracts.PLACE)
 
 
 @FORMS

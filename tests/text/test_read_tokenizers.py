@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from tokenizers.models import WordLevel
@@ -13,8 +18,37 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from tests.text.word_tokenizers import sized, words
-from torch_table_loader import ConfigError, ConfigTypeError, MissingExtraError
-from torch_table_loader.text.tokenizers import load_tokenizer
+from torch_table_loader import (
+    ConfigError,
+    ConfigTypeError,
+    MissingExtraError,
+    ResumeError,
+    StructuredDataset,
+    tokenize_table,
+)
+
+Tokenized = Callable[..., pa.ChunkedArray]
+
+
+@pytest.fixture
+def tokenized(tmp_path: Path) -> Tokenized:
+    """Return tokens of texts; a second call with the same texts finds the first one's table."""
+
+    def tokens(texts: list[str], tokenizer: Any, **options: Any) -> pa.ChunkedArray:
+        folder = tmp_path / f"texts of {zlib.crc32(repr(texts).encode())}"
+        folder.mkdir(exist_ok=True)
+        if not (folder / "t.parquet").exists():
+            pq.write_table(pa.table({"text": texts}), folder / "t.parquet")
+        dataset = StructuredDataset(str(folder / "t.parquet"), num_workers=1, output_format="arrow")
+        out = folder / "tokens"
+        tokenize_table(dataset, out, tokenizer, **options)
+        return pq.read_table(out)["input_ids"]
+
+    return tokens
+
+
+UNKNOWN, SMALL = pa.int32(), pa.uint16()
+"""Types of the ids of a tokenizer that may have more than 65,536, and of one that has fewer."""
 
 
 def word_level(folder: Path) -> tokenizers.Tokenizer:
@@ -28,36 +62,48 @@ def word_level(folder: Path) -> tokenizers.Tokenizer:
     return made
 
 
-def test_a_file_or_its_folder_is_a_hugging_face_tokenizer_that_neither_cuts_nor_pads(tmp_path: Path) -> None:
+def test_a_file_or_its_folder_is_a_hugging_face_tokenizer_that_neither_cuts_nor_pads(
+    tmp_path: Path, tokenized: Tokenized
+) -> None:
     word_level(tmp_path)
     for given in (str(tmp_path), str(tmp_path / "tokenizer.json")):
-        loaded = load_tokenizer(given)
-        assert list(map(list, loaded.encode(["a b c a", "", "x"]))) == [[1, 2, 70_000, 1], [], [0]]
-        assert loaded.vocabulary == 70_001
-    with_special = load_tokenizer(str(tmp_path), special_tokens=True)
-    assert list(map(list, with_special.encode(["a", ""]))) == [[4, 1], [4]]
-    assert with_special.name != loaded.name
+        loaded = tokenized(["a b c a", "", "x"], given)
+        assert loaded.to_pylist() == [[1, 2, 70_000, 1], [], [0]]
+        assert loaded.type.value_type == UNKNOWN
+    assert tokenized(["a", ""], str(tmp_path), special_tokens=True).to_pylist() == [[4, 1], [4]]
+    with pytest.raises(ResumeError, match="special tokens"):
+        tokenized(["a", ""], str(tmp_path))
 
 
-def test_another_file_has_another_name(tmp_path: Path) -> None:
+def test_another_file_has_another_name(tmp_path: Path, tokenized: Tokenized) -> None:
     made = word_level(tmp_path)
-    before = load_tokenizer(str(tmp_path)).name
+    tokenized(["a"], str(tmp_path))
     made.no_padding()
     made.save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(str(tmp_path)).name != before
+    with pytest.raises(ResumeError, match="tokenizer"):
+        tokenized(["a"], str(tmp_path))
 
 
-def test_bytes_and_functions() -> None:
-    assert load_tokenizer("bytes").encode(["hé"]) == [[104, 195, 169]]
-    assert load_tokenizer("bytes").vocabulary == 256
-    by_name, given = load_tokenizer("tests.text.word_tokenizers:words"), load_tokenizer(words)
-    assert by_name.encode is given.encode is words
-    assert by_name.name == given.name == "tests.text.word_tokenizers:words"
-    assert by_name.vocabulary is None
-    assert load_tokenizer("tests.text.word_tokenizers:sized").vocabulary == load_tokenizer(sized).vocabulary == 50_000
+def test_bytes_and_functions(tokenized: Tokenized) -> None:
+    as_bytes = tokenized(["hé"], "bytes")
+    assert (as_bytes.to_pylist(), as_bytes.type.value_type) == ([[104, 195, 169]], SMALL)
+    for name, function, kind in (("words", words, UNKNOWN), ("sized", sized, SMALL)):
+        for given in (f"tests.text.word_tokenizers:{name}", function):
+            texts = [f"some {given}", ""]
+            found = tokenized(texts, given)
+            assert (found.to_pylist(), found.type.value_type) == (words(texts), kind)
 
 
-def test_encodings_of_tiktoken_take_special_tokens_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_has_the_name_by_which_it_is_found(tokenized: Tokenized) -> None:
+    tokenized(["a"], words)
+    assert tokenized(["a"], "tests.text.word_tokenizers:words").to_pylist() == words(["a"])
+    with pytest.raises(ResumeError, match="tokenizer"):
+        tokenized(["a"], "tests.text.word_tokenizers:numbers")
+
+
+def test_encodings_of_tiktoken_take_special_tokens_for_text(
+    monkeypatch: pytest.MonkeyPatch, tokenized: Tokenized
+) -> None:
     def get_encoding(name: str) -> SimpleNamespace:
         if name != "small":
             raise ValueError(name)
@@ -71,19 +117,19 @@ def test_encodings_of_tiktoken_take_special_tokens_for_text(monkeypatch: pytest.
     fake = ModuleType("tiktoken")
     vars(fake).update(get_encoding=get_encoding, list_encoding_names=lambda: ["small"])
     monkeypatch.setitem(sys.modules, "tiktoken", fake)
-    loaded = load_tokenizer("tiktoken:small")
-    assert (loaded.encode(["ab", ""]), loaded.vocabulary, loaded.name) == ([[2], [0]], 100, "tiktoken:small")
+    found = tokenized(["ab", ""], "tiktoken:small")
+    assert (found.to_pylist(), found.type.value_type) == ([[2], [0]], SMALL)
     with pytest.raises(ConfigError, match=r"no encoding 'smal'; did you mean small\?"):
-        load_tokenizer("tiktoken:smal")
+        tokenized(["ab", ""], "tiktoken:smal")
 
 
 @pytest.mark.parametrize(("given", "package"), [("tiktoken:x", "tiktoken"), ("tokenizer.json", "tokenizers")])
 def test_a_package_that_is_missing_is_named_with_its_extra(
-    given: str, package: str, monkeypatch: pytest.MonkeyPatch
+    given: str, package: str, monkeypatch: pytest.MonkeyPatch, tokenized: Tokenized
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'torch-table-loader\[text\]'"):
-        load_tokenizer(given)
+        tokenized(["a"], given)
 
 
 @pytest.mark.parametrize(
@@ -96,16 +142,16 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
         ("missing.json", "cannot be read: No such file or directory; the folder of a fast tokenizer"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(given: str, message: str) -> None:
+def test_what_is_no_tokenizer_is_refused(given: str, message: str, tokenized: Tokenized) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_tokenizer(given)
+        tokenized(["a"], given)
 
 
-def test_a_folder_or_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_folder_or_file_without_a_tokenizer_is_refused(tmp_path: Path, tokenized: Tokenized) -> None:
     with pytest.raises(ConfigError, match="the folder of a fast tokenizer has a"):
-        load_tokenizer(str(tmp_path))
+        tokenized(["a"], str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is not a tokenizer\.json that tokenizers can read"):
-        load_tokenizer(str(tmp_path))
+        tokenized(["a"], str(tmp_path))
     with pytest.raises(ConfigTypeError, match="a tokenizer must be 'bytes'"):
-        load_tokenizer(7)  # type: ignore[arg-type]
+        tokenized(["a"], 7)

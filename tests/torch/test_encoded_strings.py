@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conversions import value_of
 from tests.effort import daily, examples
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from tests.tables.reading import open_parquet
@@ -33,14 +34,15 @@ FORMS: list[dict[str, Any]] = [
 
 
 def codes(values: pa.ChunkedArray, column: str, form: dict[str, Any]) -> list[int]:
-    """Give the codes of whole columns, as one array of plain strings."""
+    """Give the codes of whole columns: of a vocabulary as Python says, of a hash as of one array of plain strings."""
     plain = values.combine_chunks().cast(pa.large_string())
     fill = form.get("nulls", {}).get(column)
     plain = plain if fill is None else plain.fill_null(fill)
     if isinstance(form["strings"], Hash):
-        return list(HashCoder(form["strings"].buckets).codes(plain).tolist())
-    coder = VocabularyCoder(pa.array(form["strings"][column].values, pa.large_string()))
-    return list(coder.codes(plain).tolist())
+        found: list[int] = value_of(plain, strings=form["strings"]).tolist()
+        return found
+    places = {word: place for place, word in enumerate(form["strings"][column].values)}
+    return [places.get(word, -1) for word in plain.to_pylist()]
 
 
 @pytest.fixture

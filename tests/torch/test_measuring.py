@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import logging
+import os
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_they_are_the_same_to_the_last_bit_on_every_rank_and_in_every_mode(
 ) -> None:
     columns = ["price", "age", "debt"]
     alone = open_table(table).statistics(columns)
-    monkeypatch.setattr("torch_table_loader.engine.measuring.usable_cpus", lambda: 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
     shared = open_table(table, num_ranks=3, rank=rank, batch_size=3, columns=["x"], **options)
     assert shared.statistics(columns) == alone
 

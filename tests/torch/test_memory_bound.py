@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
+import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
 
@@ -81,6 +84,66 @@ def test_reads_that_span_small_row_groups_stay_within_the_bound(tmp_path: Path, 
         values = pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.random(ends[-1])))
         pq.write_table(pa.table({"x": values}), tmp_path / f"{number}.parquet", row_group_size=200)
     found = held(tmp_path, batch_size=256, num_workers=workers, shuffle=shuffle)
+    assert found.holds, found
+    assert not found.idle, found
+
+
+_LARGE_BYTES = 40 << 20
+
+
+def _write_ipc(path: Path, tables: Sequence[pa.Table], new: Callable[..., Any]) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with new(path / "a.arrow", tables[0].schema, options=options) as file:
+        for table in tables:
+            file.write_table(table)
+
+
+def _write_json(path: Path, tables: Sequence[pa.Table]) -> None:
+    rows = [f'{{"s": "{text}"}}\n' for table in tables for text in table["s"].to_pylist()]
+    (path / "a.json").write_text("".join(rows))
+
+
+def _write_avro(path: Path, tables: Sequence[pa.Table]) -> None:
+    schema = {"type": "record", "name": "row", "fields": [{"name": "s", "type": "string"}]}
+    with (path / "a.avro").open("wb") as file:
+        fastavro.writer(file, schema, [row for table in tables for row in table.to_pylist()], codec="deflate")
+
+
+_LARGE: dict[str, Callable[[Path, Sequence[pa.Table]], None]] = {
+    "an Arrow file": partial(_write_ipc, new=pa.ipc.new_file),
+    "an Arrow stream": partial(_write_ipc, new=pa.ipc.new_stream),
+    "JSON lines": _write_json,
+    "Avro": _write_avro,
+}
+
+
+@pytest.mark.parametrize("write", _LARGE.values(), ids=_LARGE)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True, "rows"])
+@daily(3)
+def test_a_large_value_among_small_ones_is_within_the_bound(
+    tmp_path: Path, write: Callable[[Path, Sequence[pa.Table]], None], workers: int, shuffle: bool | str
+) -> None:
+    """Compressed, it is a few bytes of a file, and of its rows one; what is decoded with it is here as long as it."""
+    rows = ["small"] * 500
+    large = "x" * _LARGE_BYTES
+    tables = [pa.table({"s": own}) for own in ([*rows, large], [large, *rows], [*rows, "x"])]
+    (table := tmp_path / "table").mkdir()
+    write(table, tables)
+    options: dict[str, Any] = {"shuffle": shuffle, "batch_size": 64, "num_workers": workers}
+    if shuffle == "rows":
+        options["row_store"] = str(tmp_path / "store")
+    found = held(table, **options)
+    assert found.holds, found
+    assert not found.idle, found
+
+
+def test_large_stripes_are_within_the_bound(tmp_path: Path) -> None:
+    """ORC decodes a stripe into its own memory, and that into Arrow's."""
+    numbers = pa.array(np.random.default_rng(0).integers(0, 1 << 12, 3 << 20))
+    for name in "ab":
+        pa.orc.write_table(pa.table({"x": numbers}), tmp_path / f"{name}.orc", stripe_size=1 << 30, compression="zstd")
+    found = held(tmp_path, batch_size=4096, num_workers=0)
     assert found.holds, found
     assert not found.idle, found
 

@@ -111,6 +111,7 @@ def test_the_order_depends_on_the_memory_alone_and_not_on_the_machine(
 
 
 @pytest.mark.parametrize("shuffle", [True, "splits"])
+@daily(1)
 def test_a_state_goes_on_in_its_windows_and_then_in_those_of_the_new_memory(table: Path, shuffle: Any) -> None:
     """The state holds the windows of its epoch, so that nothing is read twice or lost under another memory."""
     options: dict[str, Any] = {"batch_size": 500, "row_id": True, "shuffle": shuffle, "num_workers": 1}

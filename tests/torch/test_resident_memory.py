@@ -10,6 +10,7 @@ import pytest
 
 from bench.resident import ALLOCATORS, TIMES, Resident, resident
 from bench.shapes import COUNT, IN_PROCESSES, WIDER, shape_of
+from tests.effort import daily
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +36,7 @@ def _marks(number: int, allocator: str) -> list[pytest.MarkDecorator]:
         for allocator in ALLOCATORS
     ],
 )
+@daily(1)
 def test_resident_memory_grows_by_little_more_than_the_bound(tmp_path: Path, number: int, allocator: str) -> None:
     """What an allocator keeps, what planning takes and what crosses processes is within half of the bound more."""
     found = resident(shape_of(number), tmp_path, allocator)
@@ -82,6 +84,7 @@ print(found[0] - before[0])
 
 
 @pytest.mark.parametrize("program", [_PEAK, _PEAK_OF_FAMILY], ids=["after it is free", "of worker processes"])
+@daily(1)
 def test_the_peak_of_memory_is_measured(program: str) -> None:
     """Each in a process of its own, which has no other memory that it could give back meanwhile."""
     command = [sys.executable, "-c", program, str(_HOARD)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +36,8 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Give a function that sets how many CPUs this machine lends, and with them the servers."""
-    return lambda count: monkeypatch.setattr("torch_table_loader.engine.machine.usable_cpus", lambda: count)
+    """Give a function that sets on how many CPUs this process may run, and with them the servers."""
+    return lambda count: monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

@@ -154,6 +154,7 @@ PACKS = [f"{kind} by concat" for kind in ("packs", "packed items")]
 @pytest.mark.parametrize(
     ("name", "options"), [*CHANGING, *((name, {"pack": Pack(seq_len={0: 5, 3: 9}, output=None)}) for name in PACKS)]
 )
+@daily(7)
 def test_they_reach_over_what_changes_by_step(tables: Path, name: str, options: dict[str, Any], skipped: int) -> None:
     [mode] = {str(mode): mode for mode in [*MODES, *EVERY_PACK] if str(mode) == name}.values()
 

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader
 
@@ -15,8 +16,7 @@ from tests.effort import daily
 from tests.states import State, stages_of
 from tests.torch.all_modes import MODES
 from tests.torch.modes import MIXED, ROWS, SPLITS, Mode, write_rows
-from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
-from torch_table_loader.engine.state import read_state
+from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, StructuredDataset, TableLoader
 
 
 def epochs_of(mode: Mode, tables: Path, count: int, **options: Any) -> list[list[list[int]]]:
@@ -319,5 +319,6 @@ def test_a_state_that_nests_too_deep_is_refused(key: str, kind: type, version: i
     for _ in range(5000):
         deep = [deep] if kind is list else {"a": deep}
     state = {"version": version, "kind": "splits", "tables": [], "mixture": [], "epoch": 0, "history": []}
+    loader, _ = StructuredDataset.create_dataloader(source=pa.table({"x": [1]}), num_workers=0)
     with pytest.raises(ResumeError):
-        read_state(state | {key: deep})
+        loader.load_state_dict(state | {key: deep})

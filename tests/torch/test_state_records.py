@@ -8,12 +8,13 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.effort import daily
 from tests.states import State, stages_of, with_newest
 from tests.torch.test_changed_states import changes_of
-from torch_table_loader import ConfigError, ResumeError, installed
+from torch_table_loader import ConfigError, ResumeError, StructuredDataset, installed
 from torch_table_loader.engine.state import STATE_VERSION, read_state, upgraded
 
 FOLDERS = [Path(__file__).parent / "states", Path(__file__).parents[1] / "text" / "states"]
@@ -32,6 +33,19 @@ def frozen(version: int) -> Iterator[tuple[str, State]]:
 
 
 NEWEST = dict(frozen(STATE_VERSION))
+
+
+def newest(name: str) -> State:
+    """Return the frozen state of the newest version."""
+    return dict(frozen(2))[name]
+
+
+def load(state: State) -> None:
+    """Load a state into a job of another table, whose form is read first."""
+    loader, _ = StructuredDataset.create_dataloader(source=pa.table({"x": [1]}), num_workers=0)
+    loader.load_state_dict(state)
+
+
 ENTRIES = [pytest.param(each, id=f"v{number} {name}") for number in (1, 2) for name, each in with_what_follows(number)]
 EVERY = [pytest.param(state, id=f"v{number} {name}") for number in (1, 2) for name, state in frozen(number)]
 
@@ -94,7 +108,7 @@ def test_a_state_of_a_guest_that_is_not_there_is_refused(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("columns", [{"bound": []}, {"mixture": None}, {"packing": None}], ids=str)
 def test_a_record_without_a_value_is_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(ResumeError, match="history"):
-        read_state(with_newest(NEWEST["in the middle of an epoch"], **columns))
+        load(with_newest(newest("in the middle of an epoch"), **columns))
 
 
 @pytest.mark.parametrize(
@@ -110,4 +124,4 @@ def test_a_record_without_a_value_is_refused(columns: dict[str, Any]) -> None:
 )
 def test_what_a_record_rules_out_is_refused_by_name(name: str, columns: dict[str, Any], said: str) -> None:
     with pytest.raises(ResumeError, match=said):
-        read_state(with_newest(NEWEST[name], **columns))
+        load(with_newest(newest(name), **columns))

@@ -254,9 +254,11 @@ class RowStoreHandle:
             request = min(sizes().far_request_bytes, int(table.layout.file_bytes.max(initial=0)))
             fetched = min(self._fetching.ahead_bytes + threads * request, table.layout.num_bytes)
         read = min(self._reader.max_rows, int(table.layout.group_rows.max(initial=0))) * row_bytes
-        opened = table.open_bytes(names, self._reader.max_rows, row_bytes) + read
-        chunks = min(threads * max(self.spec.chunk_rows, default=0), table.layout.num_rows) * kept
-        return chunks + fetched + threads * opened
+        part = table.part_bytes(names)
+        opened = max(part, table.open_bytes(names, self._reader.max_rows, row_bytes)) + part + read
+        rows = min(threads * max(self.spec.chunk_rows, default=0), table.layout.num_rows)
+        beyond = 2 * table.beyond_bytes(names, row_bytes, rows, threads)
+        return rows * kept + beyond + fetched + threads * opened
 
     @property
     def _builders(self) -> int:

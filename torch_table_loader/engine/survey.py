@@ -232,7 +232,7 @@ def _schema(source: Source, found: _Inspected, given: pa.Schema | None) -> pa.Sc
             "schema= to read it as an empty table"
         )
     schemas = [(file.name, meta.schema) for file, meta in zip(found.files, found.metas, strict=True)]
-    inferred = any(infers_types(file) for file in {file.format: file for file in found.files}.values())
+    inferred = any(map(infers_types, {file.format: file for file in found.files}.values()))
     return resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
 
 

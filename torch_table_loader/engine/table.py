@@ -283,6 +283,24 @@ class Table:
                 found.append(reader.held_bytes(self.metas[index], at, names, max_rows, row_bytes))
         return max(found)
 
+    def part_bytes(self, columns: Sequence[str]) -> int:
+        """Return what the largest part of a file takes that is decoded as one, as far as files say it."""
+        if self.estimated:
+            return 0
+        told = (index for index, meta in enumerate(self.metas) if meta.at_once)
+        return max((self.metas[index].part_bytes(self._in_file(index, columns)) for index in told), default=0)
+
+    def beyond_bytes(self, columns: Sequence[str], row_bytes: int, rows: int, splits: int) -> int:
+        """Return how much more than so many bytes each rows may decode to that come from so many splits."""
+        if not (part := self.part_bytes(columns)):
+            return 0
+        beyond = 0
+        for index, meta in enumerate(self.metas):
+            decoded = meta.decoded_bytes(self._in_file(index, columns)) if meta.at_once else None
+            beyond += max(0, (decoded or 0) - meta.num_rows * row_bytes)
+        parts = splits + rows // max(1, self.layout.num_rows // max(1, len(self.layout.group_rows)))
+        return min(beyond, parts * part)
+
     @property
     def _largest(self) -> list[int]:
         """The row groups that hold the most bytes, and the most rows."""

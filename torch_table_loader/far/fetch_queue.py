@@ -226,7 +226,7 @@ class FetchQueue:
     Args:
         plan: the reads of all lanes, in the order in which their rows are delivered.
         budget: bytes in flight, or fetched and not left behind yet; requests that a lane waits for come on top.
-        kept: files that are here whole, by path and version; nothing is found out or requested for reads of them.
+        kept: files of the plan's own storage that are here whole, by path and version: no job comes of reads of them.
     """
 
     def __init__(
@@ -403,7 +403,7 @@ class FetchQueue:
         read = self._upcoming
         assert read is not None  # noqa: S101 the caller looked
         task = Task(read)
-        if self._kept and read.file is not None:
+        if self._kept and read.file is not None and read.storage is None:
             file = read.file()
             data = self._kept.get((file.path, file.version))
             if data is not None:

@@ -178,7 +178,7 @@ class MixedStreamWork(LaneWork):
         part = self.parts[number]
         for found, items in part.rounds.at(part.rest, self.epoch, self.stage, places):
             work = part.work_of(found, padding=padding)
-            read = list(_items(work, found, self._fetch_lane(0, number)))
+            read = list(work.form.items(work.rows_picked(found.section, self._fetch_lane(0, number))))
             yield self.codec.concat(read).take(items[:, 1]), items[:, 0]
 
 

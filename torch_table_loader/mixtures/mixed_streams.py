@@ -73,11 +73,12 @@ class MixedStreams(Job):
 
     Args:
         fetching: how remote files are fetched, with one budget for all sources.
+        rounds: the order of each source; given are those of the job that this one was, of which some may be others.
     """
 
     mixed: MixedSources[StreamJob]
     fetching: FetchSettings
-    rounds: Mapping[str, Rounds] = field(init=False)
+    rounds: Mapping[str, Rounds] = field(default_factory=dict)
     kind: ClassVar[Kind] = "splits"
 
     def __post_init__(self) -> None:
@@ -87,7 +88,8 @@ class MixedStreams(Job):
             name: Rounds(name, job.planner.whole(), bool(job.options.shuffle), seed, cost_of(job))
             for name, job in self.sources.items()
         }
-        object.__setattr__(self, "rounds", rounds)
+        known = {name: own.or_known(self.rounds.get(name)) for name, own in rounds.items()}
+        object.__setattr__(self, "rounds", known)
 
     @classmethod
     def of(
@@ -495,7 +497,7 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
     remedies = {
         "shuffle_buffer_size=": (
             options.row_window is not None or options.limits_memory,
-            "leave it out; splits are shuffled",
+            "leave it out; with shuffle=True, sources share the windows of one stream, by their shares",
         ),
         "shuffle_buffer_size= beside shuffle=True": (
             options.window is not None and source.topology.mixing is not None,

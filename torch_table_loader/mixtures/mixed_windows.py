@@ -7,20 +7,22 @@ of a source each time, and any as many rows that follow one another in a window 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from torch_table_loader.engine.sizing import mixing_of
 from torch_table_loader.option_values import DEFAULT_MEMORY
-from torch_table_loader.planning.interleaving import interleaved
+from torch_table_loader.planning.interleaving import mixed, mixed_until
 from torch_table_loader.planning.lanes import Section
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import Hands, Runs
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from torch_table_loader.mixtures.dealing import Deal
     from torch_table_loader.planning.ranks import Mixing
+    from torch_table_loader.planning.window_sizes import WindowSizes
 
 
 class MixingCost(NamedTuple):
@@ -78,8 +80,35 @@ def laid_out(name: str, runs: Runs, num_splits: int, mixing: Mixing | None, batc
     """
     if mixing is None:
         return Section(name, runs, runs.num_rows)
-    is_unit = runs.split >= num_splits
-    plain = runs.take(np.flatnonzero(~is_unit))
-    sizes = mixing.windows_of(plain.num_rows, 1, batch_rows)
-    mixed = Runs.concat([runs.take(np.flatnonzero(is_unit)), interleaved(plain, mixing.splits, sizes)])
-    return Section(name, mixed, mixed.num_rows, windows=sizes, dealt=batch_rows)
+    (sizes,) = _sizes_of(Hands.of([runs]), num_splits, mixing, batch_rows)
+    return Section(name, mixed(runs, num_splits, mixing.splits, sizes), runs.num_rows, windows=sizes, dealt=batch_rows)
+
+
+def taken_of(
+    names: Sequence[str],
+    lanes: Hands,
+    taken: NDArray[np.int64],
+    num_splits: int,
+    mixing: Mixing | None,
+    batch_rows: int,
+) -> list[Section]:
+    """Return such sections of what lanes have taken: each ends with the window that is open, if one is.
+
+    Windows before that are not laid out; see `interleaved_until`.
+
+    Args:
+        taken: int64[H] the rows that each took.
+    """
+    sizes: Sequence[WindowSizes | None] = [None] * len(lanes)
+    dealt = 0
+    if mixing is not None:
+        sizes = of_lanes = _sizes_of(lanes, num_splits, mixing, batch_rows)
+        lanes, dealt = mixed_until(lanes, num_splits, mixing.splits, of_lanes, taken), batch_rows
+    each = zip(names, lanes, taken.tolist(), sizes, strict=True)
+    return [Section(name, runs, runs.num_rows, skip, windows=of, dealt=dealt) for name, runs, skip, of in each]
+
+
+def _sizes_of(lanes: Hands, num_splits: int, mixing: Mixing, batch_rows: int) -> list[WindowSizes]:
+    """Return what the windows of each lane have."""
+    plain = lanes.some(lanes.runs.split < num_splits)
+    return [mixing.windows_of(rows, 1, batch_rows) for rows in plain.rows.tolist()]

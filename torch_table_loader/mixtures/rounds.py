@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from torch_table_loader.mixtures.mixed_windows import MixedSource, laid_out, mixings_of, rows_of_a_batch
+from torch_table_loader.engine.newest import Newest
+from torch_table_loader.mixtures.mixed_windows import MixedSource, laid_out, mixings_of, rows_of_a_batch, taken_of
 from torch_table_loader.planning.consumption import Consumption, delivered_of
 from torch_table_loader.planning.epoch import epoch_order
 from torch_table_loader.planning.keys import EpochKey
 from torch_table_loader.planning.rows_of import runs_of_section
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.planning.stages import Stage
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class RoundSection(NamedTuple):
         return Runs.concat([runs for _, runs in found])
 
 
+_KEPT_RESTS = 3
+"""What the newest stages left, and what an epoch leaves whose length is asked for meanwhile."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rounds:
     """The order of a source: all its items once, then all of them again in another order of splits, and so on.
@@ -116,12 +121,21 @@ class Rounds:
     rows: int = field(init=False)
     """Rows of a round."""
     _known: list[tuple[int, tuple[DealtStage, ...], Rest]] = field(default_factory=list, init=False, repr=False)
-    """What stages left that were asked for last: an epoch's stages come one after the other."""
+    """What stages left that were asked for last, oldest first: an epoch's stages come one after the other."""
+
+    _orders: Newest[tuple[int, int], NDArray[np.int64]] = field(
+        default_factory=lambda: Newest(1), init=False, repr=False
+    )
+    """How the splits of the round come that was asked for last."""
 
     def __post_init__(self) -> None:
         """Count the rows."""
         object.__setattr__(self, "live", self.segments.live_rows)
         object.__setattr__(self, "rows", int(self.live.sum()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker needs, which follows no stages."""
+        return {**vars(self), "_known": [], "_orders": Newest(1)}
 
     def items(self, width: int) -> int:
         """Count the items of a round, of so many rows each."""
@@ -130,7 +144,10 @@ class Rounds:
     def order(self, epoch: int, number: int) -> Runs:
         """Return the splits of a round of an epoch, in its order."""
         purpose = f"splits of {self.name} in round {number}"
-        order = epoch_order(self.segments, shuffle=self.shuffle, seed=self.seed, epoch=epoch, purpose=purpose)
+        order = self._orders.of(
+            (epoch, number),
+            lambda: epoch_order(self.segments, shuffle=self.shuffle, seed=self.seed, epoch=epoch, purpose=purpose),
+        )
         return Runs(order, np.zeros_like(order), self.live[order])
 
     def packs_key(self, epoch: int, number: int) -> EpochKey:
@@ -142,12 +159,20 @@ class Rounds:
         past, done = tuple(past), 0
         nothing = rest = Rest(0, Consumption.none(), self.rows)
         for known_epoch, stages, known in self._known:
-            if known_epoch == epoch and past[: len(stages)] == stages:
+            if known_epoch == epoch and done < len(stages) and past[: len(stages)] == stages:
                 rest, done = known, len(stages)
-        for stage in past[done:]:
+        for number, stage in enumerate(past[done:], done + 1):
             rest = self.after(rest, epoch, stage) if self.name in stage.deal.names else nothing
-        self._known[:] = [(epoch, past, rest)]
+            self._known[:] = [*self._known[1 - _KEPT_RESTS :], (epoch, past[:number], rest)]
         return rest
+
+    def or_known(self, other: Rounds | None) -> Rounds:
+        """Return another one that has the same order, and knows what stages left."""
+        if other is None or other.segments is not self.segments:
+            return self
+        if (other.name, other.shuffle, other.seed, other.cost) != (self.name, self.shuffle, self.seed, self.cost):
+            return self
+        return other
 
     def after(self, rest: Rest, epoch: int, stage: DealtStage) -> Rest:
         """Return what remains after one more stage."""
@@ -158,15 +183,25 @@ class Rounds:
             return rest
         number = self._round_of(rest, had, deal.width)
         left = self.left(rest, epoch, number)
-        portion = self._portion(rest, deal, source, number)
-        taken = deal.dealt(places)[source] - portion.before
-        sections = [
-            self._section(rest, stage, number, left, (rank, lane), int(taken[rank, lane])).section
-            for rank, lane in np.argwhere(taken > 0).tolist()
-        ]
+        sections = self._taken(rest, stage, number, left)
         consumed = Consumption.none() if number else rest.consumed
         after = consumed.with_delivered((*delivered_of(each, self.segments), self.segments.bases) for each in sections)
         return Rest(rest.round + number, after, left.num_rows - sum(each.skip for each in sections))
+
+    def _taken(self, rest: Rest, stage: DealtStage, number: int, left: Runs) -> list[Section]:
+        """Return what each channel took of the round in which a stage ends, given what was left of it."""
+        deal, source, mixing = stage.deal, stage.deal.names.index(self.name), stage.mixed.get(self.name)
+        portion = self._portion(rest, deal, source, number)
+        taken = deal.dealt(stage.places)[source] - portion.before
+        channels = [(rank, lane) for rank, lane in np.argwhere(taken > 0).tolist()]
+        if not channels:
+            return []
+        shares = [self._share(stage, portion, left, channel) for channel in channels]
+        first, stop = np.array(shares, dtype=np.int64).reshape(-1, 2).T
+        names = [self._section_name(rest, deal, number, channel) for channel in channels]
+        lanes = Hands.of([left]).parts(np.zeros_like(first), first, stop)
+        rows = np.minimum(taken[taken > 0] * deal.width, lanes.rows)
+        return taken_of(names, lanes, rows, len(self.segments.splits), mixing, rows_of_a_batch(deal, self.name))
 
     def left(self, rest: Rest, epoch: int, number: int) -> Runs:
         """Return what is left of a round, in its order; number 0 is the round that is open there."""
@@ -174,7 +209,7 @@ class Rounds:
         if number:
             return whole.take(np.flatnonzero(whole.stop > whole.start))
         units = rest.consumed.units(len(self.segments.splits))
-        return Runs.concat([units, rest.consumed.left_of(whole, self.segments.bases)])
+        return Runs.concat([units, rest.consumed.left_of(whole.split, self.live, self.segments.bases)])
 
     def of_channel(
         self, rest: Rest, epoch: int, stage: DealtStage, channel: tuple[int, int], place: int
@@ -225,21 +260,27 @@ class Rounds:
         self, rest: Rest, stage: DealtStage, number: int, left: Runs, channel: tuple[int, int], skip: int
     ) -> RoundSection:
         """Return what a channel takes of a round after some items of it, given what is left of the round."""
-        deal, (rank, lane) = stage.deal, channel
+        deal, mixing = stage.deal, stage.mixed.get(self.name)
         portion = self._portion(rest, deal, deal.names.index(self.name), number)
-        first, items = int(portion.first[channel]), int(portion.rows[channel])
-        stop = items * deal.width
-        if self.name in stage.mixed:
-            first, items = _share_of(portion, channel, items_of(left.num_rows, deal.width))
-        runs = left.slice(first * deal.width, (first + items) * deal.width)
-        whole, mixing = rest.round + number, stage.mixed.get(self.name)
-        name = f"rank {rank} lane {lane} of round {whole} of {self.name} in stage {deal.number}"
-        section = laid_out(name, runs, len(self.segments.splits), mixing, rows_of_a_batch(deal, self.name))
+        runs = left.slice(*self._share(stage, portion, left, channel))
+        name, batch = self._section_name(rest, deal, number, channel), rows_of_a_batch(deal, self.name)
+        section = laid_out(name, runs, len(self.segments.splits), mixing, batch)
         windows = () if number else tuple(entry.window for entry in rest.consumed.windows)
-        skipped = min(skip * deal.width, runs.num_rows)
+        skipped, stop = min(skip * deal.width, runs.num_rows), int(portion.rows[channel]) * deal.width
         if stop < runs.num_rows:
             section = replace(section, stop=stop)
-        return RoundSection(whole, replace(section, skip=skipped), windows)
+        return RoundSection(rest.round + number, replace(section, skip=skipped), windows)
+
+    def _share(self, stage: DealtStage, portion: Portion, left: Runs, channel: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows [first, stop) of what is left of a round that a channel reads."""
+        first, items, width = int(portion.first[channel]), int(portion.rows[channel]), stage.deal.width
+        if self.name in stage.mixed:
+            first, items = _share_of(portion, channel, items_of(left.num_rows, width))
+        return min(first * width, left.num_rows), min((first + items) * width, left.num_rows)
+
+    def _section_name(self, rest: Rest, deal: Deal, number: int, channel: tuple[int, int]) -> str:
+        rank, lane = channel
+        return f"rank {rank} lane {lane} of round {rest.round + number} of {self.name} in stage {deal.number}"
 
     def _portion(self, rest: Rest, deal: Deal, source: int, number: int) -> Portion:
         return deal.portion(source, items_of(rest.left, deal.width), self.items(deal.width), number)

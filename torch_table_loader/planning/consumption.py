@@ -62,29 +62,33 @@ class Consumption:
             ]
         )
 
-    def left_of(self, runs: Runs, bases: NDArray[np.int64]) -> Runs:
-        """Return pieces of splits without what was consumed; empty pieces are left out.
+    def left_of(self, order: NDArray[np.int64], live: NDArray[np.int64], bases: NDArray[np.int64]) -> Runs:
+        """Return what is left of whole splits, in some order, as pieces; empty pieces are left out.
 
         Args:
+            order: int64[N] splits.
+            live: int64[S] the rows of each split.
             bases: int64[S] the place of each split's first live row.
         """
-        if not len(self.starts):
-            return runs.take(np.flatnonzero(runs.stop > runs.start))
-        begin, end = bases[runs.split] + runs.start, bases[runs.split] + runs.stop
         gap_starts = np.concatenate(([np.iinfo(np.int64).min], self.stops))
         gap_stops = np.concatenate((self.starts, [np.iinfo(np.int64).max]))
-        first, last = np.empty_like(begin), np.empty_like(end)
-        by_place = np.argsort(begin)  # since searches in the order of the table do not wait for memory
-        first[by_place] = np.searchsorted(gap_stops, begin[by_place], side="right")
-        last[by_place] = np.searchsorted(gap_starts, end[by_place], side="left")
-        count = np.where(end > begin, np.maximum(last - first, 0), 0)
-        offsets = np.cumsum(count) - count
-        gap = np.arange(count.sum(), dtype=np.int64) + np.repeat(first - offsets, count)
-        piece = np.repeat(np.arange(len(runs)), count)
-        low, high = np.maximum(gap_starts[gap], begin[piece]), np.minimum(gap_stops[gap], end[piece])
-        base = bases[runs.split[piece]]
-        left = Runs(runs.split[piece], low - base, high - base)
-        return left.take(np.flatnonzero(left.stop > left.start))
+        first, count = _overlaps(bases, live, gap_starts, gap_stops)
+        whole = (gap_starts[first] <= bases) & (gap_stops[first] >= bases + live)
+        kinds = np.where(count > 0, np.where(whole, _WHOLE, _CUT), _GONE).astype(np.int8)
+        kind = kinds[order]  # since the order is by chance, and little is looked up of the many that are gone
+        kept = np.flatnonzero(kind != _GONE)
+        split, cut = order[kept], np.flatnonzero(kind[kept] == _CUT)
+        stop, pieces = live[split], count[split[cut]]
+        counts = np.ones_like(split)
+        counts[cut] = pieces
+        at = np.cumsum(counts)[cut] - pieces
+        split, stop = np.repeat(split, counts), np.repeat(stop, counts)
+        start, number = np.zeros_like(split), np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        at = np.repeat(at, pieces) + number
+        gap, base = first[split[at]] + number, bases[split[at]]
+        start[at] = np.maximum(gap_starts[gap], base) - base
+        stop[at] = np.minimum(gap_stops[gap], base + stop[at]) - base
+        return Runs(split, start, stop)
 
     def with_delivered(self, parts: Iterable[tuple[Runs, Sequence[OpenWindow], NDArray[np.int64]]]) -> Consumption:
         """Return this consumption plus rows that were delivered, and windows that are open now.
@@ -135,6 +139,31 @@ def delivered_of_lane(
     return Runs.concat([rows, lane.runs.slice(body, taken)]), opened
 
 
+_GONE, _WHOLE, _CUT = 0, 1, 2
+"""What is left of a split: nothing, all of it, or parts."""
+
+
+def _overlaps(
+    bases: NDArray[np.int64], live: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first of some sorted intervals that a split overlaps, and how many it does: int64[S] each."""
+    begins, ends = bases, bases + live
+    by_place: NDArray[np.int64] | slice = slice(None)
+    if (begins[1:] < begins[:-1]).any() or (ends[1:] < ends[:-1]).any():
+        by_place = np.lexsort((ends, begins))
+        begins, ends = begins[by_place], ends[by_place]
+    # Intervals are looked up among the splits, since these may be very many more.
+    first, last = np.empty_like(bases), np.empty_like(bases)
+    first[by_place] = _counted(np.searchsorted(begins, stops, side="left"), len(begins))
+    last[by_place] = _counted(np.searchsorted(ends, starts, side="right"), len(ends))
+    return np.minimum(first, len(stops) - 1), np.where(live > 0, last - first, 0)
+
+
+def _counted(places: NDArray[np.intp], length: int) -> NDArray[np.int64]:
+    """Return how many places are at or before each, of so many: int64[length]."""
+    return np.cumsum(np.bincount(places, minlength=length)[:length])
+
+
 def _merged(
     intervals: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -145,8 +174,8 @@ def _merged(
     starts, stops = starts[full], stops[full]
     if not len(starts):
         return starts, stops
-    order = np.argsort(starts)
-    starts, stops = starts[order], stops[order]
+    starts.sort()
+    stops.sort()  # of disjoint intervals, these come in the same order
     fresh = np.concatenate(([True], starts[1:] > stops[:-1]))
     last = np.concatenate((fresh[1:], [True]))
     return starts[fresh], stops[last]

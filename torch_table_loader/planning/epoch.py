@@ -10,19 +10,18 @@ import numpy as np
 
 from torch_table_loader.cached import cached_property
 from torch_table_loader.planning.consumption import Consumption, OpenWindow, delivered_of_lane
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.file_batches import full_batches, in_rows, in_units, num_batches, shared_in_units
-from torch_table_loader.planning.interleaving import interleaved, interleaved_until
+from torch_table_loader.planning.interleaving import mixed, mixed_until
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, Section, TakenLanes, lane_name, longest_first_of_hands
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Topology, quotas, rank_rows, runs_of_ranks, sliced_rows
+from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.planning.splits import SegmentTable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from torch_table_loader.planning.window_sizes import WindowSizes
 
 
 def epoch_order(
@@ -68,11 +67,12 @@ class CutEpoch:
     @cached_property
     def runs(self) -> Runs:
         """What remains, in the epoch's order: open windows, then splits; unknown live rows count as metadata rows."""
-        live = self._live[self.order]
-        whole = Runs(self.order, np.zeros_like(live), live)
         if self.stage:
-            left = self.consumed.left_of(whole, self.segments.bases)
+            left = self.consumed.left_of(self.order, self._live, self.segments.bases)
             whole = Runs.concat([self.consumed.units(len(self.segments.splits)), left])
+        else:
+            live = self._live[self.order]
+            whole = Runs(self.order, np.zeros_like(live), live)
         drops = self.by_file and self.topology.drop_last
         if drops:
             return full_batches(whole, self.topology.batch_size)
@@ -89,7 +89,7 @@ class CutEpoch:
 
     @cached_property
     def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What every rank repeats, in rows or batches, and the steps of every rank; see `ranks.quotas`."""
+        """What every rank repeats, in rows or batches, and the steps of every rank; see `quotas`."""
         return quotas(self._shares, self._sharing)
 
     def plan(self, rank: int) -> RankPlan:
@@ -100,7 +100,7 @@ class CutEpoch:
         windows = topology.windows_of(dealt.runs.num_rows)
         lanes = tuple(dealt)
         if mixing is not None and windows is not None:
-            lanes = tuple(self._mixed(lane, mixing.splits, windows) for lane in dealt)
+            lanes = tuple(mixed(lane, len(self._live), mixing.splits, windows) for lane in dealt)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
         return RankPlan(
             lanes,
@@ -116,14 +116,6 @@ class CutEpoch:
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} in stage {self.stage}"
-
-    def _mixed(self, lane: Runs, splits: int, windows: WindowSizes) -> Runs:
-        """Return what a lane reads: units of open windows, then splits side by side."""
-        if not self.consumed.windows:
-            return interleaved(lane, splits, windows)
-        is_unit = lane.split >= len(self._live)
-        plain = lane.take(np.flatnonzero(~is_unit))
-        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, windows)])
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
@@ -149,9 +141,7 @@ class CutEpoch:
         sizes = [each for each in map(topology.windows_of, rows_of_lanes) if each is not None]
         if mixing is not None:
             dealt = topology.batch_size
-            is_unit = lanes.runs.split >= len(self._live)
-            units, plain = lanes.some(is_unit), lanes.some(~is_unit)
-            lanes = units.followed_by(interleaved_until(plain, mixing.splits, sizes, taken.taken - units.rows))
+            lanes = mixed_until(lanes, len(self._live), mixing.splits, sizes, taken.taken)
         each = zip(lanes, sizes, taken.taken.tolist(), taken.bodies.tolist(), strict=True)
         for number, (lane, windows, rows, body) in enumerate(each):
             rank, at = divmod(number, topology.lanes)
@@ -256,10 +246,10 @@ class DealtEpoch:
         segments = self.tables[rank]
         live, rows = segments.live_rows, segments.metadata_rows
         stop = np.where(live < 0, rows, live)
-        runs = Runs(np.arange(len(stop), dtype=np.int64), np.zeros_like(stop), stop)
-        runs = runs.take(np.flatnonzero(rows > 0))
+        order = np.flatnonzero(rows > 0)
+        runs = Runs(order, np.zeros_like(order), stop[order])
         if self.stage:
-            runs = self.consumed.left_of(runs, self._bases[rank])
+            runs = self.consumed.left_of(order, stop, self._bases[rank])
         units = self.consumed.units(len(segments.splits))
         units = units.take(np.arange(rank, len(units), len(self.tables)))
         count, size = self.topology.lanes, self.topology.batch_size
@@ -315,3 +305,87 @@ def uneven_steps(steps: Sequence[int]) -> str | None:
     if len(steps) <= 16:
         return shown
     return f"{shown}, … ({min(steps)} to {max(steps)} over {len(steps)} ranks)"
+
+
+def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
+    """Count the rows of every rank, when each takes every R-th piece: int64[R].
+
+    >>> sliced_rows(Runs.of([(s, 0, 10) for s in range(7)]), 3).tolist()
+    [30, 20, 20]
+    """
+    count = len(order.start)
+    rows = np.zeros(-(-count // ranks) * ranks, dtype=np.int64)
+    np.subtract(order.stop, order.start, out=rows[:count])
+    total: NDArray[np.int64] = rows.reshape(-1, ranks).sum(axis=0)
+    return total
+
+
+def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64]:
+    """Count the rows of every rank, int64[R], from those of `sliced_rows`.
+
+    >>> rank_rows(np.array([30, 20, 20]), Topology(3, 1, 4, even_ranks="balance")).tolist()
+    [24, 23, 23]
+    """
+    if topology.even_ranks == "balance":
+        return _balanced(sliced)
+    return sliced
+
+
+def runs_of_ranks(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64], ranks: NDArray[np.int64]) -> Hands:
+    """Return the pieces of some ranks (int64[K]): every R-th, and those that move to them from other ranks.
+
+    Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has its own.
+
+    Args:
+        before: int64[R] the rows of every R-th piece, of each rank; see `sliced_rows`.
+        target: int64[R] the rows that each rank gets; see `rank_rows`.
+    """
+    if (before[ranks] == target[ranks]).all():
+        return Hands.every(order, ranks, len(target))
+    given = np.concatenate(([0], np.cumsum(np.maximum(before - target, 0))))
+    taken = np.concatenate(([0], np.cumsum(np.maximum(target - before, 0))))
+    first = np.searchsorted(given, taken[ranks], side="right") - 1
+    last = np.searchsorted(given, taken[ranks + 1], side="left")
+    donors = np.where(taken[ranks + 1] > taken[ranks], last - first, 0)
+    ends = np.cumsum(donors)
+    to = np.repeat(np.arange(len(ranks)), donors)
+    donor = np.arange(len(to)) + np.repeat(first - ends + donors, donors)
+    low = np.maximum(taken[ranks[to]], given[donor]) - given[donor] + target[donor]
+    high = np.minimum(taken[ranks[to] + 1], given[donor + 1]) - given[donor] + target[donor]
+    # the own pieces of a rank come before those that it gets
+    by_rank = np.argsort(np.concatenate((np.arange(len(ranks)), to)), kind="stable")
+    whose = np.concatenate((ranks, donor))[by_rank]
+    start = np.concatenate((np.zeros_like(ranks), low))[by_rank]
+    stop = np.concatenate((np.minimum(before, target)[ranks], high))[by_rank]
+    read = distinct(whose)
+    parts = Hands.every(order, read, len(target)).parts(np.searchsorted(read, whose), start, stop)
+    return Hands(parts.runs, parts.borders[np.concatenate(([0], ends + np.arange(1, len(ranks) + 1)))])
+
+
+def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the padding rows and the steps of every rank, each int64[R], for the rows of each.
+
+    Padding repeats rows of the start of the epoch's order; rows of a rank beyond its steps are dropped.
+
+    >>> [a.tolist() for a in quotas(np.array([30, 20, 20]), Topology(3, 1, 8, even_ranks="pad"))]
+    [[0, 10, 10], [4, 4, 4]]
+    """
+    size, most = topology.batch_size, int(rows.max())
+    padding = np.zeros_like(rows)
+    if topology.even_ranks == "pad":
+        padding = most - rows
+    elif topology.even_ranks == "balance" and not topology.drop_last:
+        padding = (-(-rows // size) < -(-most // size)).astype(np.int64)
+    total = rows + padding
+    steps = total // size if topology.drop_last else -(-total // size)
+    if topology.even_ranks in ("drop", "balance"):
+        steps = np.full_like(steps, steps.min())
+    return padding, steps
+
+
+def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """⌈N/R⌉ for the N mod R longest ranks (ties by rank), ⌊N/R⌋ for the others."""
+    total, ranks = int(rows.sum()), len(rows)
+    target = np.full(ranks, total // ranks, dtype=np.int64)
+    target[np.argsort(-rows, kind="stable")[: total % ranks]] += 1
+    return target

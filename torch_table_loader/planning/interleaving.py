@@ -115,6 +115,28 @@ def interleaved(runs: Runs, splits: int, sizes: WindowSizes) -> Runs:
     return cut.take(by_number(of_window, windows))
 
 
+def mixed(runs: Runs, num_splits: int, splits: int, sizes: WindowSizes) -> Runs:
+    """Return what a lane reads: units of open windows, then splits side by side; see `interleaved`.
+
+    Args:
+        num_splits: the split ``num_splits + w`` is a part of the older window w.
+    """
+    is_unit = runs.split >= num_splits
+    if not is_unit.any():
+        return interleaved(runs, splits, sizes)
+    plain = interleaved(runs.take(np.flatnonzero(~is_unit)), splits, sizes)
+    return Runs.concat([runs.take(np.flatnonzero(is_unit)), plain])
+
+
+def mixed_until(
+    lanes: Hands, num_splits: int, splits: int, sizes: Sequence[WindowSizes], rows: NDArray[np.int64]
+) -> Hands:
+    """Return the same of lanes, each up to the window of a row; see `interleaved_until`."""
+    is_unit = lanes.runs.split >= num_splits
+    units, plain = lanes.some(is_unit), lanes.some(~is_unit)
+    return units.followed_by(interleaved_until(plain, splits, sizes, rows - units.rows))
+
+
 def interleaved_until(lanes: Hands, splits: int, sizes: Sequence[WindowSizes], rows: NDArray[np.int64]) -> Hands:
     """Return the same of lanes, each up to the window of a row, for those who ask what the windows before it hold.
 

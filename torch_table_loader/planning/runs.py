@@ -160,6 +160,22 @@ class Runs:
         return zip(self.split.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
 
 
+def covered(runs: Runs) -> tuple[Runs, NDArray[np.int64]]:
+    """Return one piece of each split that has all its rows, and where each row comes in these: int64[rows].
+
+    >>> cover, places = covered(Runs.of([(7, 5, 6), (3, 0, 2), (7, 3, 4)]))
+    >>> list(cover), places.tolist()
+    ([(3, 0, 2), (7, 3, 6)], [4, 0, 1, 2])
+    """
+    split, at = np.unique(runs.split, return_inverse=True)
+    start, stop = np.full_like(split, np.iinfo(np.int64).max), np.zeros_like(split)
+    np.minimum.at(start, at, runs.start)
+    np.maximum.at(stop, at, runs.stop)
+    cover, lengths = Runs(split, start, stop), runs.stop - runs.start
+    first = (cover.ends - cover.stop)[at] + runs.start
+    return cover, np.repeat(first - runs.ends + lengths, lengths) + np.arange(runs.num_rows)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Hands:
     """The runs of H hands, one hand after the other, so that one call serves them all.

@@ -120,8 +120,11 @@ class SplitTable(Sequence[Split]):
 
     def canonical_order(self) -> NDArray[np.int64]:
         """Sort the splits by file, first row and last row: int64[S]. Most strategies return them so."""
-        file, start, stop = np.diff(self.file), np.diff(self.row_start), np.diff(self.row_stop)
-        follows = (file > 0) | ((file == 0) & ((start > 0) | ((start == 0) & (stop >= 0))))
+        follows = self.row_stop[1:] >= self.row_stop[:-1]
+        for column in (self.row_start, self.file):
+            before, after = column[:-1], column[1:]
+            follows &= after == before
+            follows |= after > before
         if follows.all():
             return np.arange(len(self), dtype=np.int64)
         return np.lexsort((self.row_stop, self.row_start, self.file))
@@ -281,16 +284,18 @@ class SegmentTable:
             return self._bases_by_split()
         order = self.splits.canonical_order()
         file, live = self.splits.file[order], self.live_rows[order]
-        before = np.cumsum(live) - live
+        place = np.cumsum(live) - live
         firsts = np.flatnonzero(np.diff(file, prepend=-1))
-        in_file = before - np.repeat(before[firsts], np.diff(firsts, append=len(file)))
-        if int((in_file + live).max(initial=0)) > PLACES_OF_A_FILE or int(file.max(initial=0)) >= _MOST_FILES:
+        files, before = file[firsts], place[firsts]
+        in_file = np.diff(before, append=live.sum())
+        if int(in_file.max(initial=0)) > PLACES_OF_A_FILE or int(files.max(initial=0)) >= _MOST_FILES:
             raise ConfigError(
                 f"a job that changes within an epoch places at most {PLACES_OF_A_FILE:,} rows of a file, and "
                 f"{_MOST_FILES:,} files; start a new epoch"
             )
         bases = np.empty_like(live)
-        bases[order] = file * PLACES_OF_A_FILE + in_file
+        place += np.repeat(files * PLACES_OF_A_FILE - before, np.diff(firsts, append=len(file)))
+        bases[order] = place
         return bases
 
     def _bases_by_split(self) -> NDArray[np.int64]:

@@ -78,10 +78,7 @@ class CountedColumns(SizingReader):
 
     @override
     def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:
-        if meta.column_bytes is None:
-            return 0, 0
-        sizes = dict(zip(meta.schema.names, meta.column_bytes, strict=True))
-        found = sum(sizes.get(name, 0) for name in columns) * meta.group_rows[group] // max(1, meta.num_rows)
+        found = (meta.decoded_bytes(columns) or 0) * meta.group_rows[group] // max(1, meta.num_rows)
         return found, found
 
 
@@ -181,7 +178,9 @@ def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
         return None
 
 
-def one_group(schema: pa.Schema, num_rows: int, file: DataFile, column_bytes: Sequence[int] | None = None) -> FileMeta:
+def one_group(
+    schema: pa.Schema, num_rows: int, file: DataFile, column_bytes: Sequence[int] | None = None, at_once: int = 0
+) -> FileMeta:
     """Return the metadata of a file that is one row group, as large as the file, or none if it has no rows."""
     if column_bytes is not None:
         column_bytes = tuple(column_bytes)
@@ -189,7 +188,7 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile, column_bytes: Se
     num_bytes: tuple[int, ...] = ()
     if num_rows:
         rows, num_bytes = (num_rows,), (file.version.num_bytes,)
-    return FileMeta(schema, rows, num_bytes, column_bytes=column_bytes)
+    return FileMeta(schema, rows, num_bytes, column_bytes=column_bytes, at_once=(at_once,) if at_once else ())
 
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:

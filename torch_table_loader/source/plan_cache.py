@@ -22,7 +22,7 @@ from torch_table_loader.ranges import STAT_THREADS
 from torch_table_loader.records import DataFile, FileMeta, FileVersion, LocalVersion, same_local
 from torch_table_loader.source.storage import FileStorage, open_storage
 
-_MAGIC = b"TTLPLAN4"
+_MAGIC = b"TTLPLAN5"
 
 _MOST_RETRY_SECONDS = 15.0
 """Reading the footers again takes less time than a long wait, and always works."""
@@ -295,6 +295,7 @@ def _encode(entry: CacheEntry, local: Sequence[LocalVersion | None]) -> bytes:
         "ranges": meta.group_ranges,
         "opening": meta.opening,
         "decoded": meta.column_bytes,
+        "at_once": meta.at_once,
     }
     return b"".join((json.dumps(head).encode("ascii"), b"\0", schema, meta.footer or b""))
 
@@ -312,6 +313,7 @@ def _decode(data: bytes) -> tuple[CacheEntry, list[LocalVersion | None]]:
     if fields["decoded"] is not None:
         decoded = tuple(fields["decoded"])
     opening = tuple(map(tuple, fields["opening"]))
-    meta = FileMeta(schema, tuple(fields["rows"]), tuple(fields["bytes"]), footer, ranges, opening, decoded)
+    sizes = tuple(fields["rows"]), tuple(fields["bytes"])
+    meta = FileMeta(schema, *sizes, footer, ranges, opening, decoded, tuple(fields["at_once"]))
     entry = CacheEntry(meta, {name: tuple(counts) for name, counts in fields["counts"].items()})
     return entry, [None if each is None else LocalVersion(*each) for each in fields["local"]]

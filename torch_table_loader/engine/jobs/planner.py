@@ -267,11 +267,12 @@ class Planner:
 
     def _cut(self, laid_out: _LaidOut, position: StreamPosition, rank: int) -> PlannedStream:
         job = self._cut_epoch(laid_out, position, (rank,))
-        _, steps = job.quotas
+        plan = job.plan(rank)
         longest: int | None = None
         if self._all_known(job):
+            _, steps = job.quotas
             longest = int(steps.max())
-        return PlannedStream(job.plan(rank), longest, job.segments, _windows(job.consumed))
+        return PlannedStream(plan, longest, job.segments, _windows(job.consumed))
 
     def _all_known(self, job: CutEpoch) -> bool:
         return not (self._is_uncertain and (job.segments.live_rows[job.order] < 0).any())

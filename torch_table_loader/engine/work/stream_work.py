@@ -17,7 +17,8 @@ from torch_table_loader.engine.sizing import BLOCKS_AHEAD, FIRST_BATCHES
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.rows_of import runs_of_section
+from torch_table_loader.planning.runs import Runs, covered
 from torch_table_loader.planning.taken_files import PlannedFiles
 from torch_table_loader.planning.windows import Dealing, Stretch, order_of, order_of_runs, stretches
 from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
@@ -104,6 +105,21 @@ class StreamWork(LaneWork):
                 yield from self._permuted(stretch, stretch.sizes, self._plain(stretch, padded_from, read))
             else:
                 yield from _views(self._plain(stretch, padded_from, read))
+
+    def rows_picked(self, section: Section, lane: int) -> Iterator[Rows]:
+        """Yield the same of a few rows: of shuffle windows, only the splits are read that have these rows.
+
+        Where rows of a window come in an order that reading decides, it is read whole.
+        """
+        if self.codec.runs is not None:
+            yield from self.rows_of_section(section, lane)
+            return
+        stop = section.runs.num_rows if section.stop is None else section.stop
+        read = self._lane_reader(lane, None)
+        for segments, runs in runs_of_section(section, stop, self.segments, self.windows, (self.seed, self.epoch)):
+            cover, places = covered(runs)
+            rows = self.codec.concat(list(_views(self._read(segments, cover, read, _none))))
+            yield cast("Rows", rows.take(places))
 
     @override
     def cutter(self, lane: int, start: int, unit: int | None) -> ExactBatches[Any]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileMeta
 
-_ROWS_AT_A_TIME = 4096
+_ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 4096, 4 << 20
+"""Of a batch at most, but for a row that has more bytes."""
+
 _LOGICAL = {
     "date": pa.date32(),
     "time-millis": pa.time32("ms"),
@@ -94,12 +95,14 @@ class AvroReader(WithoutStatistics, HoldingReader):
                     )
                 arrow = arrow_schema(avro)
                 source.seek(0)
-                num_rows = sum(block.num_records for block in _blocks(source))
+                found = [(block.num_records, block.bytes_.getbuffer().nbytes) for block in _blocks(source)]
             except ValueError as error:
                 if "you need to install" not in str(error):
                     raise
                 raise MissingExtraError(f"{file.name}: {first_line(error)}") from error
-        return one_group(arrow, num_rows, file)
+        num_rows, largest = sum(rows for rows, _ in found), max((size for _, size in found), default=0)
+        shares = len(arrow) * [sum(size for _, size in found) // max(1, len(arrow))]  # it does not say whose they are
+        return one_group(arrow, num_rows, file, shares, largest + largest // 2)  # as a block, and as values
 
     @override
     def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
@@ -276,8 +279,7 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
     for each in fields:
         _refuse_unread(each, each.type)
     plans = [(each, _plain(each.type)) for each in fields]
-    rows = chain.from_iterable(map(_rows, _blocks(source)))
-    while chunk := list(islice(rows, _ROWS_AT_A_TIME)):
+    for chunk in _chunks(source):
         if not fields:
             yield rows_without_columns(len(chunk))
             continue
@@ -287,7 +289,26 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
             if plan is not None:
                 values = [None if value is None else plan(value) for value in values]
             arrays.append(pa.array(values, column.type))
-        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        values, batch = [], pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        chunk.clear()  # before others are decoded
+        yield batch
+
+
+def _chunks(source: pa.NativeFile) -> Iterator[list[Any]]:
+    """Decode the rows of a file, some at a time."""
+    chunk: list[Any] = []
+    num_bytes = 0
+    for block in _blocks(source):
+        before = 0
+        for row in _rows(block):
+            place = block.bytes_.tell()
+            if chunk and (len(chunk) == _ROWS_AT_A_TIME or num_bytes + place - before > _BYTES_AT_A_TIME):
+                yield chunk
+                chunk, num_bytes = [], 0
+            chunk.append(row)
+            num_bytes, before = num_bytes + place - before, place
+    if chunk:
+        yield chunk
 
 
 def _blocks(source: pa.NativeFile) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import json
 from typing_extensions import override
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 
 _INT64 = 1 << 63
+_NEWLINE = 10
+_LINE_COPIES = 2
+"""Times that a line is held while it is parsed: as text, and as a value."""
 _CHANGED = re.compile(r"Column\(/(.+)\) (changed from .*)")
 
 
@@ -53,7 +57,7 @@ class JsonReader(TextReader):
     @override
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> Parsed:
         given = pa.schema([pa.field(name, _as_json_reads(kind)) for name, kind in self.options.types.items()])
-        table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=given))
+        table, at_once = self._measured(storage, file, num_bytes, json.ParseOptions(explicit_schema=given))
         if empty := [name for name in given.names if table.column(name).null_count == table.num_rows]:
             # Keys that no object has stand there as well; a file has no such columns.
             sure = pa.schema([each for each in given if each.name not in empty])
@@ -67,7 +71,7 @@ class JsonReader(TextReader):
         columns |= self._parsed_again(storage, file, num_bytes, fields)
         fields = [each if each.name in self.options.types else _zoned(each, columns[each.name]) for each in fields]
         fields = self._with_whole_numbers(storage, file, columns, fields)
-        return Parsed(pa.schema(fields), table.num_rows, [columns[each.name].nbytes for each in fields])
+        return Parsed(pa.schema(fields), table.num_rows, [columns[each.name].nbytes for each in fields], at_once)
 
     def _check_given(self, table: pa.Table, file: DataFile) -> None:
         for name, kind in self.options.types.items():
@@ -108,26 +112,43 @@ class JsonReader(TextReader):
         written = Written(unsure)
         if unsure:
             with open_text(storage, file) as source:
-                for block in _blocks_of_lines(_lines(source, file.name)):
+                for block in self.rows_of(source, file).blocks():
                     written.add(block)
         made = [written.typed(each, file.name) if each.name in unsure else each for each in fields]
         return [signed(each, columns[each.name]) for each in made]
 
     def _parsed(self, storage: Storage, file: DataFile, num_bytes: int, options: json.ParseOptions) -> pa.Table:
+        return self._measured(storage, file, num_bytes, options)[0]
+
+    def _measured(
+        self, storage: Storage, file: DataFile, num_bytes: int, options: json.ParseOptions
+    ) -> tuple[pa.Table, int]:
+        """Return a file as a table, and what its longest line takes."""
         # With larger blocks if a line is longer than one.
         block = sizes().json_block_bytes
         while block < num_bytes:
             try:
                 with open_text(storage, file) as source:
-                    text = _Levelled(KeyedText(_lines(source, file.name), file.name), file.name)
-                    return _parsed(text, block, options)
+                    rows = self.rows_of(source, file)
+                    return self._table(rows, file, block, options), self.at_once(rows)
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
                     raise
             block *= 8
         with open_text(storage, file) as source:
-            text = _Levelled(KeyedText(_lines(source, file.name), file.name), file.name)
-            return _parsed(text, max(num_bytes, 1), options)
+            rows = self.rows_of(source, file)
+            return self._table(rows, file, max(num_bytes, 1), options), self.at_once(rows)
+
+    def _table(self, rows: _Lines, file: DataFile, block: int, options: json.ParseOptions) -> pa.Table:
+        return _parsed(_Levelled(KeyedText(rows, file.name), file.name), block, options)
+
+    @override
+    def rows_of(self, source: pa.NativeFile, file: DataFile) -> _Lines:
+        return _Lines(_lines(source, file.name))
+
+    @override
+    def at_once(self, text: _Lines) -> int:
+        return _LINE_COPIES * text.longest
 
     @override
     def told(self, storage: Storage, file: DataFile, reason: str) -> TableError | None:
@@ -145,20 +166,69 @@ class JsonReader(TextReader):
 
     @override
     def decoded(
-        self, source: pa.NativeFile, file: DataFile, columns: Sequence[str], schema: pa.Schema
+        self, source: _Lines, file: DataFile, columns: Sequence[str], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         fields = [schema.field(name) for name in columns]
         read = pa.schema([pa.field(each.name, _as_json_reads(each.type)) for each in fields])
         options = json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
         wanted = pa.schema([pa.field(each.name, decoded_type(each.type)) for each in fields])
-        blocks = _blocks_of_lines(_lines(source, file.name))
         for block in chain.from_iterable(
-            map(partial(_few_lines, sizes().sparse_values // max(1, len(fields))), blocks)
+            map(partial(_few_lines, sizes().sparse_values // max(1, len(fields))), source.blocks())
         ):
             table = sound_text(_parsed(pa.BufferReader(block), len(block), options))
             if wanted != read:
                 table = table.cast(wanted)
             yield from table.to_batches()
+
+
+class _Lines:
+    """A text of lines, and how long the longest is of those that were read.
+
+    Raises:
+        pa.ArrowInvalid: a line is longer than any may be.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._begun = 0
+        self.longest = 0
+
+    def read(self, length: int = -1) -> bytes:
+        """Read on."""
+        piece: bytes = self._source.read(length)
+        first, last = piece.find(b"\n") + 1, piece.rfind(b"\n") + 1
+        if not first:
+            self._begun += len(piece)
+            self._note(self._begun)
+            return piece
+        self._note(self._begun + first)
+        self._begun = len(piece) - last
+        if last - first > self.longest:
+            ends = np.flatnonzero(np.frombuffer(piece, np.uint8)[first:last] == _NEWLINE)
+            self._note(int(np.diff(ends, prepend=-1).max()))
+        self._note(self._begun)
+        return piece
+
+    def blocks(self) -> Iterator[bytes]:
+        """Cut what is left into blocks of whole lines; a block is longer only where a line is."""
+        parts: list[bytes] = []
+        while chunk := self.read(sizes().json_block_bytes):
+            cut = chunk.rfind(b"\n") + 1
+            if not cut:
+                parts.append(chunk)
+                continue
+            yield b"".join((*parts, chunk[:cut]))
+            parts = [chunk[cut:]]
+        if any(parts):
+            yield b"".join(parts)
+
+    def _note(self, num_bytes: int) -> None:
+        self.longest = max(self.longest, num_bytes)
+        if num_bytes > sizes().json_line_bytes:
+            raise pa.ArrowInvalid(
+                f"a line is longer than {sizes().json_line_bytes} bytes, and parsing takes several times as many; "
+                "write such rows as Parquet"
+            )
 
 
 class _Levelled:
@@ -217,25 +287,6 @@ class _Begun:
             return piece
         rest: bytes = self._source.read(None if length < 0 else length)
         return rest
-
-
-def _blocks_of_lines(source: Any) -> Iterator[bytes]:
-    """Cut a text into blocks of whole lines; a block is longer only where a line is."""
-    parts: list[bytes] = []
-    num_bytes = 0
-    block_bytes, most = sizes().json_block_bytes, sizes().json_line_bytes
-    while chunk := source.read(block_bytes):
-        cut = chunk.rfind(b"\n") + 1
-        if not cut:
-            parts.append(chunk)
-            if (num_bytes := num_bytes + len(chunk)) > most:
-                raise pa.ArrowInvalid(f"a line is longer than {most} bytes")
-            continue
-        yield b"".join((*parts, chunk[:cut]))
-        parts = [chunk[cut:]]
-        num_bytes = len(parts[0])
-    if any(parts):
-        yield b"".join(parts)
 
 
 def _few_lines(most: int, block: bytes) -> Iterator[bytes]:

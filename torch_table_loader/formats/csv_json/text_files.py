@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
@@ -36,10 +36,12 @@ class Parsed(NamedTuple):
     schema: pa.Schema
     num_rows: int
     column_bytes: Sequence[int]
+    at_once: int = 0
+    """What its longest row takes while it is parsed; 0 if rows are short."""
 
     def meta_of(self, file: DataFile) -> FileMeta:
         """Return the metadata of the file."""
-        return one_group(self.schema, self.num_rows, file, self.column_bytes)
+        return one_group(self.schema, self.num_rows, file, self.column_bytes, self.at_once)
 
 
 class TextReader(WithoutStatistics, CountedColumns, SettlingReader, HoldingReader):
@@ -95,7 +97,7 @@ class TextReader(WithoutStatistics, CountedColumns, SettlingReader, HoldingReade
             storage,
             file,
             lambda source, columns: self.decoded(
-                text_of(source, file, self.options.encoding), file, columns, meta.schema
+                self.rows_of(text_of(source, file, self.options.encoding), file), file, columns, meta.schema
             ),
         )
 
@@ -125,11 +127,20 @@ class TextReader(WithoutStatistics, CountedColumns, SettlingReader, HoldingReade
     def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> Parsed:
         """Parse a whole file as types."""
         with open_text(storage, file, self.options.encoding) as source:
+            text = self.rows_of(source, file)
             num_rows, sizes = 0, [0] * len(schema)
-            for batch in self.decoded(source, file, schema.names, schema):
+            for batch in self.decoded(text, file, schema.names, schema):
                 num_rows += batch.num_rows
                 sizes = [size + column.nbytes for size, column in zip(sizes, batch.columns, strict=True)]
-            return Parsed(schema, num_rows, sizes)
+            return Parsed(schema, num_rows, sizes, self.at_once(text))
+
+    def rows_of(self, source: pa.NativeFile, file: DataFile) -> Any:  # noqa: ARG002 - of other readers
+        """Return a text as `decoded` takes it."""
+        return source
+
+    def at_once(self, text: Any) -> int:  # noqa: ARG002 - of other readers
+        """Return what the longest row takes of a text that `rows_of` gave, once that is read."""
+        return 0
 
     @abstractmethod
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> Parsed:
@@ -141,9 +152,9 @@ class TextReader(WithoutStatistics, CountedColumns, SettlingReader, HoldingReade
 
     @abstractmethod
     def decoded(
-        self, source: pa.NativeFile, file: DataFile, columns: Sequence[str], schema: pa.Schema
+        self, source: Any, file: DataFile, columns: Sequence[str], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        """Stream columns of a text from its start."""
+        """Stream columns of a text, as `rows_of` gives it, from its start."""
 
 
 def open_text(storage: Storage, file: DataFile, encoding: str = "utf-8") -> pa.NativeFile:

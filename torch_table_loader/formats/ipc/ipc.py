@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,11 @@ from torch_table_loader.formats.ipc.ipc_layout import (
     batch_of_message,
     check_footer,
     check_message,
+    decompressed_sizes,
     message_at,
     message_starts,
     sized,
+    stream_starts,
 )
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.read.failures import reading
@@ -83,12 +85,13 @@ class IpcReader(WholeGroups, CountedColumns):
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+        near = storage.is_local or file.version.num_bytes <= _SMALL_BYTES  # else each look is a request
         with reading(storage, file, "an Arrow IPC file or stream"), open_at_end(storage, file, _SMALL_BYTES) as source:
             if _is_file(source, file):
                 with sized(source, partial(message_starts, source)):
-                    return _inspect_file(source, file)
+                    return _inspect_file(source, file, near=near)
             with sized(source):
-                return _inspect_stream(source, file)
+                return _inspect_stream(source, file, near=near)
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
@@ -123,9 +126,15 @@ class IpcReader(WholeGroups, CountedColumns):
         return WholeGroups.ranges(self, file, meta, groups, columns)
 
     @override
+    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:
+        if meta.at_once:  # which a far file does not say: reads, and so the order of rows, must not depend on it
+            return 0, 0
+        return CountedColumns.decoded_bytes(self, meta, group, columns)
+
+    @override
     def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
         held = WholeGroups.held_bytes(self, meta, group, columns, max_rows, row_bytes)
-        if meta.column_bytes is None:
+        if meta.column_bytes is None or meta.at_once:
             return held
         return max(meta.group_bytes[group], held - meta.group_bytes[group])  # uncompressed, rows are what is stored
 
@@ -162,14 +171,17 @@ def _is_file(source: pa.NativeFile, file: DataFile) -> bool:
     return bool(magic == FILE_MAGIC)
 
 
-def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
+def _inspect_file(source: pa.NativeFile, file: DataFile, *, near: bool) -> FileMeta:
     schema = pa.ipc.open_file(source).schema
     refuse_duplicates(schema, file)
     # With one field included, pyarrow reads that field's part of each batch's body alone.
     reader = pa.ipc.open_file(source, options=_only(_cheapest(schema), schema))
     footer = check_footer(source, reader.num_record_batches)
     rows = [sound(reader.get_batch(index)).num_rows for index in range(reader.num_record_batches)]
-    total = max(1, sum(rows))
+    total, compressed = max(1, sum(rows)), _Compressed((), None)
+    if near:
+        dictionaries = [block.start for block in footer.dictionaries]
+        compressed = _Compressed.of(source, [block.start for block in footer.batches], dictionaries, schema)
     return FileMeta(
         schema=schema,
         group_rows=tuple(rows),
@@ -180,8 +192,34 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
             *((block.start, block.stop) for block in footer.dictionaries),
             (footer.start, source.size()),
         ),
-        column_bytes=_column_bytes(source, footer.batches, schema, sum(rows)),
+        column_bytes=_column_bytes(source, footer.batches, schema, sum(rows)) or compressed.all,
+        at_once=compressed.at_once,
     )
+
+
+class _Compressed(NamedTuple):
+    """What each column comes to, in the record batch where it is largest and in all, of those that are compressed."""
+
+    at_once: tuple[int, ...]
+    all: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, source: pa.NativeFile, starts: Iterable[int], others: Iterable[int], schema: pa.Schema) -> _Compressed:
+        """Look where record batches begin, and where dictionaries do; if there are such, or views, all count as one."""
+        batches, dictionaries = _decompressed(source, starts), _decompressed(source, others)
+        places = list(accumulate([_buffers_of(each) for each in schema.types], initial=0))
+        if not batches or not len(schema):
+            return cls((), None)
+        if dictionaries or any(len(sizes) != places[-1] for sizes in batches):
+            own, beside = [sum(sizes) for sizes in batches], sum(map(sum, dictionaries))
+            return cls((max(own) + beside,), tuple([sum(own) // len(schema)] * len(schema)))
+        columns = [[sum(sizes[start:stop]) for start, stop in pairwise(places)] for sizes in batches]
+        found = list(zip(*columns, strict=True))
+        return cls(tuple(map(max, found)), tuple(map(sum, found)))
+
+
+def _decompressed(source: pa.NativeFile, starts: Iterable[int]) -> list[list[int]]:
+    return [sizes for start in starts if (sizes := decompressed_sizes(source, start)) is not None]
 
 
 def _column_bytes(
@@ -201,7 +239,7 @@ def _column_bytes(
     return tuple(sizes.astype(np.int64).tolist())
 
 
-def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
+def _inspect_stream(source: pa.NativeFile, file: DataFile, *, near: bool) -> FileMeta:
     with pa.ipc.open_stream(source) as reader:
         schema = reader.schema
     refuse_duplicates(schema, file)
@@ -214,7 +252,10 @@ def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
         )
 
     rows = sum(batch.num_rows for batch in _stream(source, _cheapest(schema), schema, warn))
-    return one_group(schema, rows, file)
+    compressed = _Compressed((), None)
+    if near:
+        compressed = _Compressed.of(source, stream_starts(source), (), schema)
+    return one_group(schema, rows, file, compressed.all, sum(compressed.at_once))
 
 
 def _stream(
@@ -292,7 +333,8 @@ def _values_of(source: pa.NativeFile, start: int, schema: pa.Schema, column: str
     if found is None or batch is None or batch.table(COMPRESSION) is not None or batch.vector(VARIADIC)[1]:
         return None
     begin, count = batch.vector(BUFFERS)
-    number = _buffers_before(schema, column) + _BUFFERS_BEFORE_VALUES
+    before = schema.types[: schema.get_field_index(column)]
+    number = sum(map(_buffers_of, before)) + _BUFFERS_BEFORE_VALUES
     if number >= count:
         return None
     offset, length = BUFFER.unpack_from(batch.data, begin + number * BUFFER.size)
@@ -300,11 +342,9 @@ def _values_of(source: pa.NativeFile, start: int, schema: pa.Schema, column: str
 
 
 @lru_cache
-def _buffers_before(schema: pa.Schema, column: str) -> int:
-    """Return how many buffers of a record batch are of the columns before one."""
-    fields = list(schema)[: schema.names.index(column)]
-    empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
-    batch = batch_at(pa.BufferReader(empty.serialize()), 0)
+def _buffers_of(kind: pa.DataType) -> int:
+    """Return how many buffers of a record batch a column of a type has."""
+    batch = batch_at(pa.BufferReader(pa.record_batch([pa.nulls(0, kind)], names=[""]).serialize()), 0)
     if batch is None:
         return 0
     return batch.vector(BUFFERS)[1]

@@ -174,9 +174,37 @@ def _check_sizes(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | No
         for start in starts():
             check_message(source, start)
         return
-    place: int | None = 0
-    while place is not None:
-        place = check_message(source, place)
+    for _ in stream_starts(source):
+        pass
+
+
+def stream_starts(source: pa.NativeFile) -> Iterator[int]:
+    """Yield where the messages of a stream begin, each once it is checked."""
+    place = 0
+    while (stop := check_message(source, place)) is not None:
+        yield place
+        place = stop
+
+
+def decompressed_sizes(source: pa.NativeFile, start: int) -> list[int] | None:
+    """Return the bytes of each buffer of the batch in the message at a byte; None if there is none, or as stored."""
+    found = message_at(source, start)
+    batch = None if found is None else batch_of_message(found[0])
+    if found is None or batch is None or batch.table(COMPRESSION) is None:
+        return None
+    sizes = list[int]()
+    for offset, length in _buffers(batch):
+        raw = 0
+        if length:
+            (raw,) = struct.unpack("<q", source.read_at(8, found[1] + offset))
+        sizes.append(max(raw, length))  # less than 0 if it is stored as it is
+    return sizes
+
+
+def _buffers(batch: FlatTable) -> Iterator[tuple[int, int]]:
+    """Yield where the buffers of a batch begin in its body, and how long they are."""
+    start, count = batch.vector(BUFFERS)
+    yield from BUFFER.iter_unpack(batch.data[start : start + count * BUFFER.size])
 
 
 def message_at(source: pa.NativeFile, start: int) -> tuple[FlatTable, int] | None:
@@ -234,8 +262,7 @@ def batch_of_message(message: FlatTable) -> FlatTable | None:
 def _check_buffers(source: pa.NativeFile, batch: FlatTable, body: int, num_bytes: int) -> None:
     compression = batch.table(COMPRESSION)
     ratio = 0 if compression is None else _MOST_RATIO.get(compression.byte(0) or 0, 0)
-    start, count = batch.vector(BUFFERS)
-    for offset, length in BUFFER.iter_unpack(batch.data[start : start + count * BUFFER.size]):
+    for offset, length in _buffers(batch):
         if not 0 <= offset <= offset + length <= num_bytes or length < 0:
             raise ValueError(f"a buffer says bytes {offset} to {offset + length} of a body of {num_bytes} bytes")
         if ratio and length >= 8:

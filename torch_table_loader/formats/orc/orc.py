@@ -73,6 +73,9 @@ _TEXT_SUMS = ((4, 3), (8, 1))
 
 _VALUE_BYTES = {_FLOAT: 4, _DOUBLE: 8}
 
+_STRIPE_COPIES = 1.5
+"""Times that the values of a stripe are held: two while it is decoded, and one from then on."""
+
 _FEW = 1 << 22
 """This many values take little memory, whatever they are."""
 
@@ -211,14 +214,27 @@ def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:
     if parsed.nrows != sum(stripe.num_rows for stripe in tail.stripes) or parsed.nstripes != len(tail.stripes):
         raise ValueError(f"its stripes do not add up to the {parsed.nrows} rows it says")
     refuse_duplicates(parsed.schema, file)
+    column_bytes = _column_bytes(tail, parsed.nrows)
     return FileMeta(
         schema=parsed.schema,
         group_rows=tuple(stripe.num_rows for stripe in tail.stripes),
         group_bytes=tuple(stripe.num_bytes for stripe in tail.stripes),
         group_ranges=tuple((stripe.start, stripe.start + stripe.num_bytes) for stripe in tail.stripes),
         opening=((max(0, size - max(tail.num_bytes, _OPENING_BYTES)), size),),
-        column_bytes=_column_bytes(tail, parsed.nrows),
+        column_bytes=column_bytes,
+        at_once=_at_once(tail.stripes, column_bytes or ()),
     )
+
+
+def _at_once(stripes: Sequence[Stripe], column_bytes: Sequence[int]) -> tuple[int, ...]:
+    """Return what each column takes while the largest stripe is decoded: in ORC's memory, and then in Arrow's.
+
+    Its part of the file's values is that of the rows or of the bytes, whichever is more.
+    """
+    num_rows = max(1, sum(own.num_rows for own in stripes))
+    num_bytes = max(1, sum(own.data_bytes for own in stripes))
+    part = max([max(own.num_rows / num_rows, own.data_bytes / num_bytes) for own in stripes], default=0)
+    return tuple(int(_STRIPE_COPIES * part * each) for each in column_bytes)
 
 
 def _column_bytes(tail: Tail, num_rows: int) -> tuple[int, ...] | None:

@@ -65,13 +65,13 @@ _BATCHES = (
 )
 FAULTS = (
     Fault(
-        *(1, "a rank misses the last split", "planning/ranks.py"),
+        *(1, "a rank misses the last split", "planning/epoch.py"),
         "return Hands.every(order, ranks, len(target))",
         "return Hands.every(order.take(np.arange(max(0, len(order) - 1))), ranks, len(target))",
         _EXACTLY_ONCE,
     ),
     Fault(
-        *(1, "a rank that is balanced drops a row that moves", "planning/ranks.py"),
+        *(1, "a rank that is balanced drops a row that moves", "planning/epoch.py"),
         "start = np.concatenate((np.zeros_like(ranks), low))[by_rank]",
         "start = np.concatenate((np.zeros_like(ranks), low + 1))[by_rank]",
         ("tests/laws/test_exactly_once_in_plans.py", "tests/rooms/test_engine_even_ranks.py"),
@@ -215,7 +215,7 @@ FAULTS = (
         _BATCHES,
     ),
     Fault(
-        *(4, "the length counts a short batch under drop_last", "planning/ranks.py"),
+        *(4, "the length counts a short batch under drop_last", "planning/epoch.py"),
         "steps = total // size if topology.drop_last else -(-total // size)",
         "steps = -(-total // size)",
         (

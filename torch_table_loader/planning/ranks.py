@@ -1,4 +1,4 @@
-"""Which rows each rank reads, and how ranks come to take equally many steps."""
+"""The shape of a job, as far as it decides which row comes when."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.planning.runs import Hands, Runs
 from torch_table_loader.planning.window_sizes import WindowSizes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from torch_table_loader.options import EvenRanks
 
 
@@ -132,87 +126,3 @@ MOST_SPLITS = 1024
 
 _NAMED = ("num_ranks", "lanes", "batch_size", "even_ranks", "drop_last")
 _SHAPE = operator.attrgetter(*_NAMED)
-
-
-def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
-    """Count the rows of every rank, when each takes every R-th piece: int64[R].
-
-    >>> sliced_rows(Runs.of([(s, 0, 10) for s in range(7)]), 3).tolist()
-    [30, 20, 20]
-    """
-    count = len(order.start)
-    rows = np.zeros(-(-count // ranks) * ranks, dtype=np.int64)
-    np.subtract(order.stop, order.start, out=rows[:count])
-    total: NDArray[np.int64] = rows.reshape(-1, ranks).sum(axis=0)
-    return total
-
-
-def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64]:
-    """Count the rows of every rank, int64[R], from those of `sliced_rows`.
-
-    >>> rank_rows(np.array([30, 20, 20]), Topology(3, 1, 4, even_ranks="balance")).tolist()
-    [24, 23, 23]
-    """
-    if topology.even_ranks == "balance":
-        return _balanced(sliced)
-    return sliced
-
-
-def runs_of_ranks(order: Runs, before: NDArray[np.int64], target: NDArray[np.int64], ranks: NDArray[np.int64]) -> Hands:
-    """Return the pieces of some ranks (int64[K]): every R-th, and those that move to them from other ranks.
-
-    Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has its own.
-
-    Args:
-        before: int64[R] the rows of every R-th piece, of each rank; see `sliced_rows`.
-        target: int64[R] the rows that each rank gets; see `rank_rows`.
-    """
-    if (before[ranks] == target[ranks]).all():
-        return Hands.every(order, ranks, len(target))
-    given = np.concatenate(([0], np.cumsum(np.maximum(before - target, 0))))
-    taken = np.concatenate(([0], np.cumsum(np.maximum(target - before, 0))))
-    first = np.searchsorted(given, taken[ranks], side="right") - 1
-    last = np.searchsorted(given, taken[ranks + 1], side="left")
-    donors = np.where(taken[ranks + 1] > taken[ranks], last - first, 0)
-    ends = np.cumsum(donors)
-    to = np.repeat(np.arange(len(ranks)), donors)
-    donor = np.arange(len(to)) + np.repeat(first - ends + donors, donors)
-    low = np.maximum(taken[ranks[to]], given[donor]) - given[donor] + target[donor]
-    high = np.minimum(taken[ranks[to] + 1], given[donor + 1]) - given[donor] + target[donor]
-    # the own pieces of a rank come before those that it gets
-    by_rank = np.argsort(np.concatenate((np.arange(len(ranks)), to)), kind="stable")
-    whose = np.concatenate((ranks, donor))[by_rank]
-    start = np.concatenate((np.zeros_like(ranks), low))[by_rank]
-    stop = np.concatenate((np.minimum(before, target)[ranks], high))[by_rank]
-    read = distinct(whose)
-    parts = Hands.every(order, read, len(target)).parts(np.searchsorted(read, whose), start, stop)
-    return Hands(parts.runs, parts.borders[np.concatenate(([0], ends + np.arange(1, len(ranks) + 1)))])
-
-
-def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the padding rows and the steps of every rank, each int64[R], for the rows of each.
-
-    Padding repeats rows of the start of the epoch's order; rows of a rank beyond its steps are dropped.
-
-    >>> [a.tolist() for a in quotas(np.array([30, 20, 20]), Topology(3, 1, 8, even_ranks="pad"))]
-    [[0, 10, 10], [4, 4, 4]]
-    """
-    size, most = topology.batch_size, int(rows.max())
-    padding = np.zeros_like(rows)
-    if topology.even_ranks == "pad":
-        padding = most - rows
-    elif topology.even_ranks == "balance" and not topology.drop_last:
-        padding = (-(-rows // size) < -(-most // size)).astype(np.int64)
-    total = rows + padding
-    steps = total // size if topology.drop_last else -(-total // size)
-    if topology.even_ranks in ("drop", "balance"):
-        steps = np.full_like(steps, steps.min())
-    return padding, steps
-
-
-def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """⌈N/R⌉ for the N mod R longest ranks (ties by rank), ⌊N/R⌋ for the others."""
-    total, ranks = int(rows.sum()), len(rows)
-    target = np.full(ranks, total // ranks, dtype=np.int64)
-    target[np.argsort(-rows, kind="stable")[: total % ranks]] += 1
-    return target

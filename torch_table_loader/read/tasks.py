@@ -107,7 +107,8 @@ class TaskReader:
             self._filter_columns = _named((filters,), table_schema)
         self._filters = filters
         self.storage = storage
-        self._files = files
+        self.files = files
+        """The table's files, which tasks name by number."""
         self._metas = metas
         self._table_schema = table_schema
         self._columns = tuple(columns)
@@ -200,10 +201,6 @@ class TaskReader:
             if not self._knows_live(plan):
                 counts.check(len(segments))
 
-    def file_of(self, task: ReadTask) -> DataFile:
-        """Return which file a task is of."""
-        return self._files[task.file_index]
-
     def needs(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `read` asks for; None if there are none, or the file's format does not say.
 
@@ -243,7 +240,7 @@ class TaskReader:
         """Return for each filter of `counting` whether all rows of a file pass, or none; None where its rows decide."""
         if not self._apart:
             return [True]
-        file, meta = self._files[file_index], self._metas[file_index]
+        file, meta = self.files[file_index], self._metas[file_index]
         with reading(self.storage, file):
             found = [
                 beyond_partition(file, meta, self._table_schema, each, self._apart_columns) for each in self._apart
@@ -362,7 +359,7 @@ class TaskReader:
 
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
         filters = (self._filters, self._filter_columns)
-        file, meta = self._files[file_index], self._metas[file_index]
+        file, meta = self.files[file_index], self._metas[file_index]
         with reading(self.storage, file):
             return plan_file(
                 file, meta, self._table_schema, columns, filters, self._deletes, self._conformers, self._encoded

@@ -197,7 +197,7 @@ class StreamWork(LaneWork):
             task, end = self._task_of(segments, runs, number, last[number]), int(runs.ends[last[number]])
             first = int(runs.ends[number] - runs.stop[number] + runs.start[number])
             of_lane = self._lane_of(lane, int(slot[number]))
-            find, file = partial(self.reader.needs, task), partial(self.reader.file_of, task)
+            find, file = partial(self.reader.needs, task), partial(self.reader.files.__getitem__, task.file_index)
             yield PlannedRead(before + first, of_lane, end - first, find, file=file)
 
     def _lane_reader(self, lane: int, ahead: Fetcher | None) -> Read:

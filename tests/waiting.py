@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -31,6 +33,24 @@ def until_only(threads: Collection[threading.Thread]) -> None:
             stacks = {thread.name: traceback.format_stack(frames.get(thread.ident or 0)) for thread in others}
             pytest.fail("\n".join(f"{name} lives on:\n{''.join(stack)}" for name, stack in stacks.items()))
         time.sleep(0.005)
+
+
+def ends_in_a_fork(
+    target: Callable[[], object], meanwhile: Callable[[], AbstractContextManager[object]] = nullcontext
+) -> None:
+    """Call a function in a forked process, which must end without an error.
+
+    Args:
+        meanwhile: makes the block in which the process begins.
+    """
+    with meanwhile():
+        child = multiprocessing.get_context("fork").Process(target=target)
+        child.start()
+    child.join(PATIENCE_S)
+    ended = child.exitcode
+    child.kill()
+    child.join()
+    assert ended == 0
 
 
 def threads(name: str) -> int:

@@ -32,7 +32,6 @@ LINES: dict[str, Key] = {
     "8 numbers, over Hugging Face datasets": ("A-zstd", 8192, "ours:thread", "datasets:best"),
     "8 numbers, over polars": ("A-zstd", 8192, "ours:thread", "polars:best"),
     "8 numbers, over Lance": ("A-zstd", 8192, "ours:thread", "lance:best"),
-    "8 numbers, worker processes over threads": ("A-zstd", 8192, "ours:process", "ours:thread"),
     "40 numbers, Iceberg over plain files": ("B", 8192, "iceberg:plain", "ours:thread"),
     "40 numbers, 5 % deleted by position": ("B", 8192, "iceberg:position", "iceberg:plain"),
     "40 numbers, 5 % deleted by deletion vectors": ("B", 8192, "iceberg:vector", "iceberg:plain"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -20,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tables.row_stores import MemoryTable, everything, numbers
+from tests.tables.row_stores import MemoryTable, everything, folder_in_memory, numbers
 from tests.waiting import PATIENCE_S, threads, until
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.extend import FileStorage
@@ -91,10 +89,8 @@ class Counted:
 
 @pytest.fixture
 def root() -> Iterator[str]:
-    folder = f"/{uuid.uuid4().hex}"
-    yield f"{folder}/stores"
-    with contextlib.suppress(FileNotFoundError):
-        fsspec.filesystem("memory").rm(folder, recursive=True)
+    with folder_in_memory() as folder:
+        yield f"{folder}/stores"
 
 
 def opened(storage: Counted, root: str, spec: StoreSpec, ahead_bytes: int = 1 << 20) -> RemoteRows | None:

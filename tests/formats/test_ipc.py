@@ -9,7 +9,7 @@ import pytest
 from tests.effort import daily
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader.errors import TableError
-from torch_table_loader.formats.ipc.ipc import IpcReader
+from torch_table_loader.extend import reader_for
 from torch_table_loader.read.failures import reading
 from torch_table_loader.records import DataFile
 
@@ -47,7 +47,7 @@ def test_single_columns_are_read_in_the_requested_order(
 def test_counting_a_file_reads_one_cheap_column(tmp_path: Path) -> None:
     file = _write(tmp_path / "x.arrow", stream=False)
     storage = LocalStorage(counting=True)
-    meta = IpcReader().inspect(storage, file, None)
+    meta = reader_for("arrow").inspect(storage, file, None)
     assert meta.num_rows == 1000
     assert sum(length for _, length in storage.log) < file.version.num_bytes / 10
 

@@ -16,7 +16,8 @@ from tests.launchers.sandbox import Sandbox
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
-from torch_table_loader.formats.orc.orc import OrcReader, read_tail
+from torch_table_loader.extend import reader_for
+from torch_table_loader.formats.orc.orc import read_tail
 from torch_table_loader.formats.orc.orc_encodings import are_within, bounds_of, decompressed
 from torch_table_loader.sizes import small_sizes
 
@@ -28,7 +29,7 @@ def test_stripe_rows_come_from_the_footer_under_every_compression(tmp_path: Path
     orc.write_table(table, str(path), compression=compression, stripe_size=1 << 17, batch_size=1024)
     file = data_file(path, "orc")
     storage = LocalStorage(counting=True)
-    meta = OrcReader().inspect(storage, file, None)
+    meta = reader_for("orc").inspect(storage, file, None)
     handle = orc.ORCFile(str(path))
     assert handle.nstripes > 3
     assert meta.group_rows == tuple(

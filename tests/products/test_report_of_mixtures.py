@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rooms.test_report import GROUPS
 from tests.tables.plain import meant_warnings, write_table
+from tests.tables.small_groups import GROUPS
 from torch_table_loader import MixedDataset, StructuredDataset
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.rooms.test_report import make, parsed, tables_below
+from tests.rooms.test_report import parsed, tables_below
+from tests.tables.small_groups import make
 from torch_table_loader import Pack
 from torch_table_loader.text.pack_counts import PackCounts
 

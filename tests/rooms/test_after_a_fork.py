@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import multiprocessing
 import pickle
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, ends_in_a_fork
 from torch_table_loader import cancellation, forks
 from torch_table_loader.arrow.buffers import LargeArrays
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
@@ -53,17 +52,6 @@ def held(lock: AbstractContextManager[Any]) -> Iterator[None]:
     finally:
         may_go.set()
         thread.join()
-
-
-def ends_in_a_fork(target: Callable[[], Any]) -> None:
-    """Call a function in a forked process, which must end without an error."""
-    child = multiprocessing.get_context("fork").Process(target=target)
-    child.start()
-    child.join(PATIENCE_S)
-    ended = child.exitcode
-    child.kill()
-    child.join()
-    assert ended == 0
 
 
 def test_each_process_makes_its_own() -> None:

@@ -14,28 +14,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
-from tests.tables.plain import deliver_all, key, meant_warnings, write_table
-from torch_table_loader import StructuredDataset, TableLoader
+from tests.tables.plain import deliver_all, key, meant_warnings
+from tests.tables.small_groups import GROUPS, make, write_groups
+from torch_table_loader import StructuredDataset
 from torch_table_loader.engine.explanation import Explanation
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.records import ReadTask
 from torch_table_loader.units import Size
 
-GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
 TOTAL = sum(map(sum, GROUPS))
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    write_table(tmp_path / "table", GROUPS)
-    return tmp_path / "table"
-
-
-def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
-    chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 3, "check_plan": False} | options
-    with meant_warnings():
-        return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)
+    return write_groups(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,28 +20,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tables.plain import key, meant_warnings, write_table
-from torch_table_loader import Explanation, StructuredDataset, TableLoader
+from tests.tables.plain import key
+from tests.tables.small_groups import GROUPS, make, write_groups
+from torch_table_loader import Explanation
 from torch_table_loader.engine.explanation import FetchPlan, SizeCounts
 from torch_table_loader.fact_tables import Table
 from torch_table_loader.report import MOST_BARS, element, page, table_of
 from torch_table_loader.units import Size
 
-GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
 STARTS = [0, *accumulate(rows for groups in GROUPS for rows in groups)]
 HOSTILE = '"><script>alert(1)</script>&amp;'
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    write_table(tmp_path / "table", GROUPS)
-    return tmp_path / "table"
-
-
-def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
-    chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 3, "check_plan": False} | options
-    with meant_warnings():
-        return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)
+    return write_groups(tmp_path)
 
 
 def parsed(text: str | None) -> ET.Element:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typing_extensions import override
 
-from tests.rooms.test_report import make
+from tests.tables.small_groups import make
 from torch_table_loader.engine.explanation import Explanation
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.samples import SampleCounts

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.effort import daily
-from tests.tables.row_stores import MemoryTable, flip, in_memory
+from tests.tables.row_stores import MemoryTable, flip, folder_in_memory, in_memory
 from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.far import remote
@@ -93,10 +91,8 @@ def documents(ids: Any = None) -> Documents:
 
 @pytest.fixture
 def root() -> Iterator[str]:
-    folder = f"/{uuid.uuid4().hex}"
-    yield f"{folder}/stores"
-    with contextlib.suppress(FileNotFoundError):
-        fsspec.filesystem("memory").rm(folder, recursive=True)
+    with folder_in_memory() as folder:
+        yield f"{folder}/stores"
 
 
 def opened_far(root: str, spec: StoreSpec) -> RemoteRows:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import decimal
 import os
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +34,15 @@ def stored(options: dict[str, Any]) -> dict[str, Any]:
         return options
     others = {name: value for name, value in options.items() if name not in ("memory", "row_store")}
     return {**others, "row_store": RowStore(options.get("row_store"), options["memory"])}
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[str]:
+    """Give a folder of fsspec's memory that nobody else has, and remove it at the end."""
+    folder = f"/{uuid.uuid4().hex}"
+    yield folder
+    with suppress(FileNotFoundError):
+        fsspec.filesystem("memory").rm(folder, recursive=True)
 
 
 class MemoryTable:

@@ -451,17 +451,23 @@ def test_a_mixture_of_which_weights_change_goes_on_in_another_world(
     }
 
 
-def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> None:
-    pack, weights = full_pack(seq_len=8), {"a": 1, "b": 1, "c": 4}
-    loader, _ = mix(tables, pack, weights, batch_size=8, num_workers=2, stop="all_exhausted")
-    whole = [of_sequences(batch) for batch in loader]
-    steps = len(whole) * 2 // 3
+def state_after(loader: Any, steps: int) -> Any:
+    """Return the state of an epoch after some of its steps."""
     loader.set_epoch(0)
     batches = iter(loader)
     for _ in range(steps):
         next(batches)
     state = copied(loader.state_dict())
     batches.close()
+    return state
+
+
+def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> None:
+    pack, weights = full_pack(seq_len=8), {"a": 1, "b": 1, "c": 4}
+    loader, _ = mix(tables, pack, weights, batch_size=8, num_workers=2, stop="all_exhausted")
+    whole = [of_sequences(batch) for batch in loader]
+    steps = len(whole) * 2 // 3
+    state = state_after(loader, steps)
     anchors = {name: anchor_of(state, name) for name in tables}
     assert anchors["c"][0] > 0, "the small source goes round"
     assert anchors["b"][0] == 0
@@ -556,12 +562,7 @@ def test_rounds_of_best_fit_differ_and_each_has_every_token(tables: dict[str, Pa
     assert len(rounds) > 5
     assert len(set(rounds[:-1])) > 1, "not all rounds have as many sequences"
     steps = len(whole) - 3
-    loader.set_epoch(0)
-    batches = iter(loader)
-    for _ in range(steps):
-        next(batches)
-    state = copied(loader.state_dict())
-    batches.close()
+    state = state_after(loader, steps)
     anchors = {name: anchor_of(state, name) for name in paths}
     anchor = anchors["b"]
     taken = sum(source == 0 for batch in whole[:steps] for source, _ in batch)

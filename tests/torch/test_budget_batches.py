@@ -54,12 +54,16 @@ def write(root: Path, first: int, stop: int) -> None:
     pq.write_table(pa.table(columns), root / f"{first:05}.parquet", row_group_size=64)
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("table")
+def write_files(root: Path) -> str:
+    """Write the rows into three files, of which one has a single row."""
     for first, stop in ((0, 300), (300, 301), (301, 700)):
         write(root, first, stop)
     return str(root)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_files(tmp_path_factory.mktemp("table"))
 
 
 def make(path: str, **options: Any) -> TableLoader:

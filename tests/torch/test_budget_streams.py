@@ -15,7 +15,7 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from tests.torch.test_budget_batches import BUDGET, LENGTHS, ROWS, TOKENS, is_within, rows, write
+from tests.torch.test_budget_batches import BUDGET, LENGTHS, ROWS, TOKENS, is_within, rows, write_files
 from tests.torch.test_budget_batches import make as make_rows
 from torch_table_loader import Budget, ConfigError, MixedDataset, Pad, ResumeError, StructuredDataset, TableError
 
@@ -24,10 +24,7 @@ GROUP = 64
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("table")
-    for first, stop in ((0, 300), (300, 301), (301, 700)):
-        write(root, first, stop)
-    return str(root)
+    return write_files(tmp_path_factory.mktemp("table"))
 
 
 def make(path: str, **options: Any) -> Any:

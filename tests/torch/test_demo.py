@@ -152,7 +152,7 @@ def _run(module: str, *arguments: str, check: bool = True) -> subprocess.Complet
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     if check:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.torch.all_modes import MODES, write_all_tables
 from tests.torch.modes import SPLITS, Mode
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, ends_in_a_fork
 from torch_table_loader.errors import WorkerError
 from torch_table_loader.forks import OfProcess
 
@@ -171,12 +171,5 @@ def test_an_iteration_that_a_fork_copied_is_refused_and_may_be_dropped(root: Pat
             list(batches)
         assert len(list(SPLITS.make(root))) == len(loader)
 
-    with holding():
-        child = multiprocessing.get_context("fork").Process(target=in_child)
-        child.start()
-    child.join(PATIENCE_S)
-    ended = child.exitcode
-    child.kill()
-    child.join()
-    assert ended == 0
+    ends_in_a_fork(in_child, holding)
     assert len(list(batches)) == len(loader) - 1

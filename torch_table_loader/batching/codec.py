@@ -19,7 +19,8 @@ from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.decoders import Branch, FlatViews, Leaf, Shape, Stack
+from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
+from torch_table_loader.batching.flat_views import FlatViews
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write, mark_of
 from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Collected, DealtWhole, PlainCodec, Rows, RowsCodec, new_block, pieces_of

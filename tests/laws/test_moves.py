@@ -18,8 +18,8 @@ from torch_table_loader import StructuredDataset, TableLoader
 
 ROOT = f"{Path(torch_table_loader.__file__).parent}/"
 
-MOST_TO_MAKE = 300
-MOST_TO_RESUME = 185
+MOST_TO_MAKE = 290
+MOST_TO_RESUME = 180
 """Moves between files: they may only become fewer. Other threads do not count, since their work depends on time."""
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_table_loader.engine.newest import Newest
 from torch_table_loader.mixtures.mixed_windows import MixedSource, laid_out, mixings_of, rows_of_a_batch, taken_of
-from torch_table_loader.planning.consumption import Consumption, delivered_of
+from torch_table_loader.planning.consumption import NOTHING_TAKEN, Consumption, delivered_of
 from torch_table_loader.planning.epoch import epoch_order
 from torch_table_loader.planning.keys import EpochKey
 from torch_table_loader.planning.rows_of import runs_of_section
@@ -157,7 +157,7 @@ class Rounds:
     def rest(self, epoch: int, past: Sequence[DealtStage]) -> Rest:
         """Return what the stages of an epoch left, oldest first; a source starts over after a stage that lacked it."""
         past, done = tuple(past), 0
-        nothing = rest = Rest(0, Consumption.none(), self.rows)
+        nothing = rest = Rest(0, NOTHING_TAKEN, self.rows)
         for known_epoch, stages, known in self._known:
             if known_epoch == epoch and done < len(stages) and past[: len(stages)] == stages:
                 rest, done = known, len(stages)
@@ -184,7 +184,7 @@ class Rounds:
         number = self._round_of(rest, had, deal.width)
         left = self.left(rest, epoch, number)
         sections = self._taken(rest, stage, number, left)
-        consumed = Consumption.none() if number else rest.consumed
+        consumed = NOTHING_TAKEN if number else rest.consumed
         after = consumed.with_delivered((*delivered_of(each, self.segments), self.segments.bases) for each in sections)
         return Rest(rest.round + number, after, left.num_rows - sum(each.skip for each in sections))
 

@@ -47,11 +47,6 @@ class Consumption:
     stops: NDArray[np.int64]
     windows: tuple[OpenWindow, ...] = ()
 
-    @classmethod
-    def none(cls) -> Consumption:
-        """Return a consumption of nothing."""
-        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-
     def units(self, num_splits: int) -> Runs:
         """Return what remains of open windows, as pieces; window w stands for the split ``num_splits + w``."""
         return Runs.of(
@@ -196,3 +191,7 @@ def _without(parts: Sequence[tuple[int, int]], used: Sequence[tuple[int, int]]) 
             if piece[0] < piece[1]
         ]
     return tuple(left)
+
+
+NOTHING_TAKEN = Consumption(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+"""What an epoch has delivered at its start."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torch_table_loader.cached import cached_property
-from torch_table_loader.planning.consumption import Consumption, OpenWindow, delivered_of_lane
+from torch_table_loader.planning.consumption import NOTHING_TAKEN, Consumption, OpenWindow, delivered_of_lane
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.file_batches import full_batches, in_rows, in_units, num_batches, shared_in_units
 from torch_table_loader.planning.interleaving import mixed, mixed_until
@@ -54,7 +54,7 @@ class CutEpoch:
     order: NDArray[np.int64]
     topology: Topology
     counted: bool = True
-    consumed: Consumption = field(default_factory=Consumption.none)
+    consumed: Consumption = NOTHING_TAKEN
     stage: int = 0
     by_file: bool = False
 
@@ -217,7 +217,7 @@ class DealtEpoch:
     lane_of: Sequence[NDArray[np.int64]]
     topology: Topology
     counted: bool = True
-    consumed: Consumption = field(default_factory=Consumption.none)
+    consumed: Consumption = NOTHING_TAKEN
     stage: int = 0
     by_file: bool = False
 

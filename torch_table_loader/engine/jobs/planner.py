@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from torch_table_loader.engine.newest import Newest
-from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.planning.consumption import NOTHING_TAKEN, Consumption
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
 from torch_table_loader.planning.keys import stage_key
@@ -311,7 +311,7 @@ class Planner:
                 known[past[: number + 1]] = job.delivered(stage.steps)
         if past:
             return known[past]
-        return Consumption.none()
+        return NOTHING_TAKEN
 
     def _kept_of(self, epoch: int) -> _Kept:
         if self._kept.epoch != epoch:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch_table_loader.ranges import Fetcher
 
 
-_NOTHING_FETCHED = FetchStats()
+NOTHING_FETCHED = FetchStats()
 
 
 class LaneExecutor(ABC):
@@ -31,7 +31,7 @@ class LaneExecutor(ABC):
     @property
     def fetched(self) -> FetchStats:
         """Statistics of fetching for the lanes so far; the object continues to count."""
-        return _NOTHING_FETCHED
+        return NOTHING_FETCHED
 
     @abstractmethod
     def take(self, lane: int) -> SizedBatches | None:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, TypeVar
 from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.cancellation import SLICE_S, cancellable, start
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
-from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, check_home, join_tails
+from torch_table_loader.engine.workers.executor import (
+    NOTHING_FETCHED,
+    LaneExecutor,
+    begin_lanes,
+    check_home,
+    join_tails,
+)
 from torch_table_loader.forks import this_process
 
 if TYPE_CHECKING:
@@ -177,11 +183,11 @@ class ThreadExecutor(LaneExecutor):
         self._home = this_process()
         self._joins = work.joins_tails(start)
         """Whether the tails of the lanes still have to be joined."""
-        batches_of_lanes, self._ahead = begin_lanes(work, start)
-        self._lanes = [_Lane(batches) for batches in batches_of_lanes]
         self._prefetch = prefetch
         if prefetch is None and work.calls_functions:
             self._prefetch = BLOCKS_AHEAD
+        batches_of_lanes, self._ahead = begin_lanes(work, start)
+        self._lanes = [_Lane(batches) for batches in batches_of_lanes]
         self._lock = threading.RLock()  # the garbage collector may close this wherever it runs
         self._work_wanted = threading.Condition(self._lock)
         self._resting = 0
@@ -212,7 +218,7 @@ class ThreadExecutor(LaneExecutor):
     def fetched(self) -> FetchStats:
         """Statistics of fetching for the lanes so far."""
         if self._ahead is None:
-            return super().fetched
+            return NOTHING_FETCHED
         return self._ahead.stats
 
     def take(self, lane: int) -> SizedBatches | None:

@@ -395,6 +395,7 @@ FAULTS = (
         (
             "tests/far/test_fetch_queue.py",
             "tests/far/test_fetch_fetcher.py::test_each_read_gets_its_bytes_within_the_budget",
+            "tests/torch/test_read_ahead.py::test_no_more_comes_ahead_than_was_asked_for",
         ),
     ),
     Fault(

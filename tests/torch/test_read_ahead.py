@@ -7,8 +7,9 @@ requests for ranges.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -374,9 +375,12 @@ def _state_after(loader: TableLoader, steps: int) -> dict[str, Any]:
     return state
 
 
-def test_row_groups_that_are_decoded_are_let_go(
-    tmp_path: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+GROUP = 1_200_000
+"""Rows of a row group that is more than what one request brings."""
+
+
+def _watched(folder: Path, groups: int, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, int], list[int]]:
+    """Write a table of large row groups; return the lengths of fetched bytes that are alive, and of all that came."""
     alive: dict[int, int] = {}
     came: list[int] = []
     ask = FileStorage.read_range
@@ -391,20 +395,45 @@ def test_row_groups_that_are_decoded_are_let_go(
         came.append(len(data))
         return data
 
-    group, groups = 1_200_000, 6  # more than what one request brings
-    table = pa.table({"x": np.arange(group * groups)})
-    (tmp_path / "t").mkdir()
-    layout: dict[str, Any] = {"row_group_size": group, "compression": None, "use_dictionary": False}
-    pq.write_table(table, tmp_path / "t" / "0.parquet", **layout)
+    folder.mkdir()
+    layout: dict[str, Any] = {"row_group_size": GROUP, "compression": None, "use_dictionary": False}
+    pq.write_table(pa.table({"x": np.arange(GROUP * groups)}), folder / "0.parquet", **layout)
     monkeypatch.setattr(FileStorage, "read_range", fetched)
-    options: dict[str, Any] = {"batch_size": group, "num_workers": 1, "prefetch_batches": 1}
+    return alive, came
+
+
+def _large_groups(folder: Path) -> TableLoader:
+    return StructuredDataset.create_dataloader(
+        str(folder),
+        split_size=10**9,
+        storage_options={"read_ahead_bytes": "10MB"},
+        batch_size=GROUP,
+        num_workers=1,
+        prefetch_batches=1,
+    )[0]
+
+
+def test_row_groups_that_are_decoded_are_let_go(
+    tmp_path: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, came = _watched(tmp_path / "t", 6, monkeypatch)
     with far():
-        loader, _ = StructuredDataset.create_dataloader(
-            str(tmp_path / "t"), split_size=table.num_rows, storage_options={"read_ahead_bytes": "10MB"}, **options
-        )
-        held = [sum(list(alive.values())) for _ in loader]
-    assert sum(came) >= table.nbytes
-    assert max(held) < table.nbytes * 3 / groups
+        held = [sum(list(alive.values())) for _ in _large_groups(tmp_path / "t")]
+    assert sum(came) >= 6 * 8 * GROUP
+    assert max(held) < 3 * 8 * GROUP
+
+
+def test_no_more_comes_ahead_than_was_asked_for(
+    tmp_path: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, came = _watched(tmp_path / "t", 10, monkeypatch)
+    with far(), closing(iter(_large_groups(tmp_path / "t"))) as batches:
+        next(batches)
+        end = time.monotonic() + 1  # for what must not come: a slow machine makes the test see less, not fail
+        while sum(list(alive.values())) < 3 * 8 * GROUP and time.monotonic() < end:
+            time.sleep(0.01)
+        assert sum(list(alive.values())) < 3 * 8 * GROUP
+    assert came
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -213,16 +213,12 @@ class StreamWork(LaneWork):
     def _rows_read(self, stretch: Stretch) -> tuple[SegmentTable, Runs]:
         """Return the rows that are read for a stretch: those of an older window whole, else from its open window on."""
         if stretch.unit is not None:
-            window = self._older_window(stretch)
+            window = _older_window(stretch, self.windows)
             return window.segments, window.runs
         if not self.plan.counted:
             return stretch.segments, stretch.runs
         start = stretch.start if stretch.sizes is None else stretch.sizes.at(stretch.start)[1]
         return stretch.segments, stretch.runs.slice(start, stretch.runs.num_rows)
-
-    def _older_window(self, stretch: Stretch) -> Window:
-        [(number, _, _)] = stretch.runs
-        return self.windows[number - len(stretch.segments.splits)]
 
     def _plain(self, stretch: Stretch, padded_from: int, read: Read) -> Iterator[Part[Rows]]:
         """Read what is left of a stretch; where rows are not counted, all rows of its splits."""
@@ -274,7 +270,7 @@ class StreamWork(LaneWork):
     def _unit(self, stretch: Stretch, padded_from: int, read: Read) -> Rows:
         """Read an older window whole, and deliver the part of its order that this lane was given."""
         [(_, start, stop)] = stretch.runs
-        window = self._older_window(stretch)
+        window = _older_window(stretch, self.windows)
         if (kept := self.codec.runs) is not None:
             parts = list(_views(self._read(window.segments, window.runs, read, _none)))
             about = sum(part.num_rows for part in parts), window.dealt, self.seed, self.epoch, window.name
@@ -323,6 +319,11 @@ class StreamWork(LaneWork):
         """Return the task that reads a chain of pieces."""
         stop = int(runs.stop[last]) if self.plan.counted else -1
         return segments.task(int(runs.split[first]), int(runs.start[first]), stop)
+
+
+def _older_window(stretch: Stretch, windows: Sequence[Window]) -> Window:
+    [(number, _, _)] = stretch.runs
+    return windows[number - len(stretch.segments.splits)]
 
 
 def _none(places: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -81,10 +81,10 @@ def test_an_epoch_can_be_read_after_the_system_gave_no_thread(monkeypatch: pytes
 
 
 def test_memory_that_is_refused_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_: Any) -> Any:
+    def refused(*_: Any) -> Any:
         raise MemoryError("Unable to allocate 8 EiB")
 
-    monkeypatch.setattr("torch_table_loader.loader.LoaderIterator._take", refused)
+    monkeypatch.setattr("torch_table_loader.batching.codec.TensorCodec.decode", refused)
     loader, _ = StructuredDataset.create_dataloader(source=TABLE, batch_size=10, num_workers=0)
     with pytest.raises(OutOfMemoryError, match="too little memory for the next batch"):
         next(iter(loader))

@@ -65,11 +65,10 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     table, columns = reading.table, reading.columns
     part = table.part_bytes(columns)
     open_bytes = opened * max(part, table.open_bytes(columns, reading.rows, job.row_bytes))
-    lanes = sum(runs.num_rows > 0 for runs in planned.plan.lanes)
-    if reading.threads or int(table.layout.group_kept.sum()) > lanes:  # else each has one row group
-        open_bytes += max(1, reading.threads) * part
+    open_bytes += max(1, reading.threads) * part
     open_bytes += table.beyond_bytes(columns, job.row_bytes, options.most_rows, 2)  # a batch is joined of both
     if window:  # it may have all rows that are large, whichever lane's it is
+        lanes = sum(runs.num_rows > 0 for runs in planned.plan.lanes)
         open_bytes += -(-2 * table.beyond_bytes(columns, job.row_bytes, window, opened) // max(1, lanes))
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes

@@ -227,8 +227,8 @@ class _Lines:
         self.longest = max(self.longest, num_bytes)
         if num_bytes > sizes().json_line_bytes:
             raise TableError(
-                f"{self._name}: a line is longer than {sizes().json_line_bytes} bytes, and parsing takes several times as many; "
-                "write such rows as Parquet"
+                f"{self._name}: a line is longer than {sizes().json_line_bytes} bytes, and parsing takes several "
+                "times as many; write such rows as Parquet"
             )
 
 

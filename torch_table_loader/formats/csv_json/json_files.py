@@ -144,7 +144,7 @@ class JsonReader(TextReader):
 
     @override
     def rows_of(self, source: pa.NativeFile, file: DataFile) -> _Lines:
-        return _Lines(_lines(source, file.name))
+        return _Lines(_lines(source, file.name), file.name)
 
     @override
     def at_once(self, text: _Lines) -> int:
@@ -185,11 +185,12 @@ class _Lines:
     """A text of lines, and how long the longest is of those that were read.
 
     Raises:
-        pa.ArrowInvalid: a line is longer than any may be.
+        TableError: a line is longer than any may be.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, name: str) -> None:
         self._source = source
+        self._name = name
         self._begun = 0
         self.longest = 0
 
@@ -225,9 +226,9 @@ class _Lines:
     def _note(self, num_bytes: int) -> None:
         self.longest = max(self.longest, num_bytes)
         if num_bytes > sizes().json_line_bytes:
-            raise pa.ArrowInvalid(
-                f"a line is longer than {sizes().json_line_bytes} bytes, and parsing takes several times as many; "
-                "write such rows as Parquet"
+            raise TableError(
+                f"{self._name}: a line is longer than {sizes().json_line_bytes} bytes, and parsing takes several "
+                "times as many; write such rows as Parquet"
             )
 
 

@@ -73,8 +73,11 @@ _TEXT_SUMS = ((4, 3), (8, 1))
 
 _VALUE_BYTES = {_FLOAT: 4, _DOUBLE: 8}
 
-_STRIPE_COPIES = 1.5
-"""Times that the values of a stripe are held: two while it is decoded, and one from then on."""
+_STRIPE_COPIES = 2
+"""Times that the values of a stripe are held while it is decoded."""
+
+_SMALL_STRIPE = 1 << 24
+"""Decoded bytes of a stripe of which three are less than the rows that a lane may hold anyway."""
 
 _FEW = 1 << 22
 """This many values take little memory, whatever they are."""
@@ -234,6 +237,8 @@ def _at_once(stripes: Sequence[Stripe], column_bytes: Sequence[int]) -> tuple[in
     num_rows = max(1, sum(own.num_rows for own in stripes))
     num_bytes = max(1, sum(own.data_bytes for own in stripes))
     part = max([max(own.num_rows / num_rows, own.data_bytes / num_bytes) for own in stripes], default=0)
+    if part * sum(column_bytes) <= _SMALL_STRIPE:
+        return ()
     return tuple(int(_STRIPE_COPIES * part * each) for each in column_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -22,7 +23,9 @@ def as_out_of_memory(error: BaseException, what: str) -> OutOfMemoryError | None
     """
     if isinstance(error, TableLoaderError):
         return None
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+    of_torch = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or of_torch or of_system:
         return OutOfMemoryError(
             f"there is too little memory for {what} ({type(error).__name__}: {first_line(error)}); use fewer workers, "
             "fewer columns=[...] or a smaller batch_size, or give the process more memory"
@@ -31,8 +34,15 @@ def as_out_of_memory(error: BaseException, what: str) -> OutOfMemoryError | None
 
 
 def shared_bytes(size: int) -> mmap.mmap:
-    """Return zeros that forked processes share, and that need no place in a file system of shared memory."""
-    return mmap.mmap(-1, size)
+    """Return zeros that forked processes share, and that need no place in a file system of shared memory.
+
+    Raises:
+        OutOfMemoryError: the process may have no more memory.
+    """
+    try:
+        return mmap.mmap(-1, size)
+    except OSError as error:
+        raise (as_out_of_memory(error, "what processes share") or error) from error
 
 
 def end_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -90,6 +91,15 @@ def test_memory_that_is_refused_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         next(iter(loader))
     assert as_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "it") is not None
     assert as_out_of_memory(RuntimeError("another"), "it") is None
+
+
+def test_shared_memory_that_is_refused_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refused)
+    with pytest.raises(OutOfMemoryError, match="too little memory for what processes share"):
+        StructuredDataset.create_dataloader(source=TABLE, batch_size=10)
 
 
 ORPHANS = """

@@ -17,7 +17,7 @@ from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode
 from tests.waiting import until_only
 from torch_table_loader import ConfigError
 from torch_table_loader.engine import machine
-from torch_table_loader.engine.jobs import codecs
+from torch_table_loader.engine.jobs import job as jobs
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
 
@@ -70,7 +70,7 @@ def test_an_epoch_asks_the_system_and_the_schema_for_nothing_that_the_last_one_k
 
         return noted
 
-    for module, name in ((codecs, "make_codec"), (machine, "_cpu_quotas")):
+    for module, name in ((jobs, "make_codec"), (machine, "_cpu_quotas")):
         monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
     loader = mode.make(tables, epochs=1)
     mode.read(loader)

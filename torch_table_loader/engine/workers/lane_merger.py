@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ class LaneMerger:
         # Nothing that it holds may hold self: in a cycle it, and the workers, would wait for the garbage collector.
         self._close = weakref.finalize(self, executor.close)
         self._large_arrays = LargeArrays()
-        self._lanes = lanes = _Lanes(work, executor, self.counts)
+        self._lanes = lanes = _Lanes(work, executor, self.counts, self._close)
         batches: Iterator[Any] = _InTurn(lanes)
         if work.plan.counted:
             batches = lanes.by_plan(start)
@@ -92,8 +93,8 @@ class LaneMerger:
 
     def close(self) -> None:
         """Close the executor, and drop what was not taken. Any thread may call it, even while another one takes."""
-        self._lanes.drop()
         self._close()
+        self._lanes.drop()
         self._large_arrays.close()
 
 
@@ -110,15 +111,18 @@ class _Lanes:
 
     Args:
         ready: of each lane, which waits for its next block where nothing is ready.
-        is_dropped: whether nothing is to come any more.
+        close: has been called, or is not to be, where nothing is to come any more.
     """
 
-    def __init__(self, work: LaneWork, executor: LaneExecutor, counts: Counts) -> None:
+    def __init__(
+        self, work: LaneWork, executor: LaneExecutor, counts: Counts, close: weakref.finalize[Any, Any]
+    ) -> None:
         self.work = work
         self.executor = executor
         self.counts = counts
-        self.is_dropped = False
-        self.ready: list[Iterator[Any]] = [chain.from_iterable(self._blocks(lane)) for lane in range(work.lanes)]
+        self.close = close
+        blocks = [_blocks(lane, executor, counts, close, work.plan.counted) for lane in range(work.lanes)]
+        self.ready: list[Iterator[Any]] = list(map(chain.from_iterable, blocks))
 
     def by_plan(self, start: int) -> Iterator[Any]:
         """Return the batches as the plan says, which knows how many there are, without a step in Python for each."""
@@ -126,32 +130,34 @@ class _Lanes:
 
     def drop(self) -> None:
         """Let go what was not taken."""
-        self.is_dropped = True
         self.ready[:] = [iter(()) for _ in self.ready]
 
-    def _blocks(self, lane: int) -> Iterator[Iterator[Any]]:
-        """Wait for the blocks of a lane, one after the other. One whose turn it is in the plan cannot be done."""
-        counts = self.counts
-        while True:
-            began = time.perf_counter()
-            block = self.executor.take(lane)
-            counts.waited += time.perf_counter() - began
-            if block is None or self.is_dropped:
-                break
-            if block.counts:
-                yield map(self._counted, block, block.counts)
-            else:
-                yield iter(block)
-            del block  # else it stays while the next one is waited for
-        if self.work.plan.counted and not self.is_dropped:
-            raise TableError(
-                f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
-                "before; build the loader again, without its plan_cache"
-            )
 
-    def _counted(self, batch: Any, made: SampleCounts) -> Any:
-        self.counts.count(made)
-        return batch
+def _blocks(
+    lane: int, executor: LaneExecutor, counts: Counts, close: weakref.finalize[Any, Any], is_counted: bool
+) -> Iterator[Iterator[Any]]:
+    """Wait for the blocks of a lane, one after the other. One whose turn it is in the plan cannot be done."""
+    while True:
+        began = time.perf_counter()
+        block = executor.take(lane)
+        counts.waited += time.perf_counter() - began
+        if block is None or not close.alive:
+            break
+        batches = iter(block)
+        if block.counts:
+            batches = map(partial(_counted, counts), block, block.counts)
+        del block  # it goes with its last batch
+        yield batches
+    if is_counted and close.alive:
+        raise TableError(
+            f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
+            "before; build the loader again, without its plan_cache"
+        )
+
+
+def _counted(counts: Counts, batch: Any, made: SampleCounts) -> Any:
+    counts.count(made)
+    return batch
 
 
 class _InTurn(Iterator[Any]):
@@ -177,7 +183,7 @@ class _InTurn(Iterator[Any]):
             self._left.rotate(-1)
             self._lanes.counts.taken += 1
             return batch
-        if self._lanes.is_dropped:
+        if not self._lanes.close.alive:
             raise StopIteration
         if self._joined is None:
             work, executor = self._lanes.work, self._lanes.executor

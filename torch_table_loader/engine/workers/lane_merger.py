@@ -72,8 +72,8 @@ class LaneMerger:
         if work.plan.counted:
             batches = lanes.by_plan(start)
         self.batches = chain(batches, _ending(self._close, executor, self._large_arrays))
-        """The batches; a lane's error is raised where its batch would have come. Whoever takes them closes this then,
-        and keeps it until they are taken."""
+        """The batches; a lane's error is raised where its batch would have come. The consumer then closes this merger,
+        and otherwise keeps it until all batches are taken."""
         if not work.plan.counted:
             self._go_to(start)
 
@@ -111,7 +111,7 @@ class _Lanes:
 
     Args:
         ready: of each lane, which waits for its next block where nothing is ready.
-        close: has been called, or is not to be, where nothing is to come any more.
+        close: closes the executor; it is not alive once it was called, and then no more blocks are taken.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
 
 from tests.effort import examples
-from tests.leaks import children, lane_threads
+from tests.leaks import children, lane_threads, requests_end
 
 LIBC = ctypes.CDLL(None)
 
@@ -103,14 +103,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def earlier_files_left_alone() -> None:
-    """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too."""
+def earlier_files_left_alone() -> Iterator[None]:
+    """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too.
+
+    A file whose requests outlive it fails itself, not a later one that counts threads.
+    """
     if (catalogs := sys.modules.get("tests.tables.catalogs")) is not None:
         catalogs.forget_catalogs()
     freeze_what_is_left()
     pa.default_memory_pool().release_unused()
     if hasattr(LIBC, "malloc_trim"):  # glibc's
         LIBC.malloc_trim(0)
+    yield
+    requests_end()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.effort import examples
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect, whole_task
 from torch_table_loader import Csv, StructuredDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import http.server
 import json
-import threading
 import time
 import tracemalloc
 import zlib
@@ -22,6 +21,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from tests.effort import daily
+from tests.leaks import lane_threads_end
 from tests.servers.folders import answering
 from tests.servers.rest_catalog import RestCatalog
 from tests.tables.catalogs import load_catalog
@@ -45,17 +45,12 @@ Answer = tuple[int, Mapping[str, str], Body]
 
 @dataclass
 class Scripted:
-    """A REST catalog some of whose answers are written by hand, and what it was asked with which headers and bodies.
-
-    Args:
-        over: ends answers that have no other end.
-    """
+    """A REST catalog some of whose answers are written by hand, and what it was asked with which headers and bodies."""
 
     catalog: RestCatalog | None = None
     script: dict[str, Callable[[str], Answer]] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     uri: str = ""
-    over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def host(self) -> str:
@@ -75,16 +70,6 @@ class Scripted:
             except NoSuchTableError:
                 status, said = 404, {"error": {"message": "none", "type": "NoSuchTableException", "code": 404}}
         return status, {}, b"" if said is None else json.dumps(said).encode()
-
-    def endless(self, piece: bytes, wait: float = 0) -> Callable[[Any], None]:
-        """Return what writes a piece again and again."""
-
-        def write(out: Any) -> None:
-            while not self.over.wait(wait):
-                out.write(piece)
-                out.flush()
-
-        return write
 
 
 @contextmanager
@@ -112,10 +97,8 @@ def scripted(catalog: RestCatalog | None = None, **script: Any) -> Iterator[Scri
 
     with answering(Handler) as host:
         served.uri = f"http://{host}"
-        try:
-            yield served
-        finally:
-            served.over.set()
+        yield served
+    assert lane_threads_end(), "a request outlives its server"
 
 
 @pytest.fixture
@@ -220,11 +203,21 @@ def test_an_answer_may_name_the_catalog_s_own_host(lake: RestCatalog) -> None:
         assert opened(login(there.uri)).explain().rows == 3
 
 
+def endless(piece: bytes, wait: float = 0, status: int = 200) -> Callable[[str], Answer]:
+    def write(out: Any) -> None:
+        while True:
+            out.write(piece)
+            out.flush()
+            time.sleep(wait)
+
+    return lambda _: (status, {}, write)
+
+
 @pytest.mark.parametrize(("path", "mine"), [(CONFIG, False), (TABLE, False), (TOKENS, False), (TABLE, True)])
 def test_an_answer_without_end_is_cut(lake: RestCatalog, path: str, mine: bool) -> None:
     with scripted(lake) as there, small_sizes(catalog_answer_bytes=1 << 20):
         config = load_catalog("mine", **login(there.uri)) if mine else login(there.uri)
-        there.script[path] = partial(answer, (200, {}, there.endless(b" " * (1 << 16))))
+        there.script[path] = endless(b" " * (1 << 16))
         with pytest.raises(StorageError, match=r"must have at most 1,048,576 bytes, decompressed, and has more"):
             opened(config)
         if isinstance(config, Catalog):
@@ -249,9 +242,10 @@ def test_a_bomb_is_not_unpacked(lake: RestCatalog) -> None:
 def test_an_answer_in_drops_is_left(lake: RestCatalog, path: str) -> None:
     with scripted(lake) as there:
         opened(login(there.uri))
-        drops = there.endless(b"X" if path == "headers" else b" ", 0.05)
-        place, status = (TABLE, 100) if path == "headers" else (path, 200)  # the first bytes of a header line
-        there.script[place] = partial(answer, (status, {}, drops))
+        if path == "headers":
+            there.script[TABLE] = endless(b"X", wait=0.05, status=100)  # a header line that does not end
+        else:
+            there.script[path] = endless(b" ", wait=0.05)
         began = time.monotonic()
         with small_sizes(catalog_answer_s=0.3), pytest.raises(StorageTimeoutError, match=r"must come within 0.3 s"):
             opened(login(there.uri))

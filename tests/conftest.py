@@ -111,7 +111,7 @@ def pytest_collection_finish() -> None:
 def earlier_files_left_alone() -> Iterator[None]:
     """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too.
 
-    A file whose requests outlive it fails itself, not a later one that counts threads.
+    A file whose requests or sizes outlive it fails itself, not a later one that counts threads or has the usual sizes.
     """
     if (catalogs := sys.modules.get("tests.tables.catalogs")) is not None:
         catalogs.forget_catalogs()
@@ -119,8 +119,11 @@ def earlier_files_left_alone() -> Iterator[None]:
     pa.default_memory_pool().release_unused()
     if hasattr(LIBC, "malloc_trim"):  # glibc's
         LIBC.malloc_trim(0)
+    sizes = sys.modules.get("torch_table_loader.sizes")
+    before = sizes and sizes.sizes()
     yield
     requests_end()
+    assert sizes is None or sizes.sizes() == before, "blocks of small_sizes overlapped"
 
 
 @pytest.fixture(autouse=True)

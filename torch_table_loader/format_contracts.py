@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -80,6 +80,11 @@ class LimitingReader(Protocol):
     def limited(self, num_bytes: int) -> FormatReader:
         """Return a reader whose open files raise a TableError for what alone comes to more bytes once it is decoded."""
         ...
+
+
+def limits(reader: FormatReader) -> TypeGuard[LimitingReader]:
+    """Return whether a reader finds values that are too large; asked for each file, where `isinstance` takes long."""
+    return hasattr(reader, "limited")
 
 
 @runtime_checkable

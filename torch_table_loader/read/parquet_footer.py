@@ -141,11 +141,8 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
         return
     if of_unread(error):
         raise as_reading_error(error, file, is_local=True) from error
-    raise _untrue(
-        file,
-        f"sound column chunks inside its {data_bytes} bytes of data",
-        f"others ({first_line(error)})",
-    ) from error
+    expected = f"sound column chunks inside its {data_bytes} bytes of data"
+    raise _untrue(file, expected, f"others ({first_line(error)})") from error
 
 
 def _fault_of(parsed: pq.FileMetaData, source: pa.NativeFile) -> Exception | None:

@@ -12,6 +12,7 @@ parquet.thrift the fields that are named below. The walk takes no memory that th
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
@@ -133,10 +134,9 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
     Before its first read, a pre-buffering pyarrow computes the byte range of every column chunk that is wanted, and
     there its exceptions are caught. It is given a file that was closed: if it says so, it has found no fault before.
     """
-    memory = pa.py_buffer(MAGIC)
-    # Of as many bytes as the file, which nobody reads: pyarrow is given the footer, and the file is closed then.
-    source = pa.BufferReader(pa.foreign_buffer(memory.address, data_bytes, memory))
-    error = _fault_of(parsed, source)
+    # As many bytes as the file has: they take no memory until someone reads them, and nobody does.
+    unread = mmap.mmap(-1, max(1, data_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+    error = _fault_of(parsed, pa.BufferReader(pa.py_buffer(unread)))
     if error is None or str(error) == _CLOSED or str(error) == _of_a_closed_file():
         return
     if of_unread(error):

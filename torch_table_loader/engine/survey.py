@@ -120,11 +120,7 @@ def survey(
         table = Table(storage, layout, found.metas, schema, identity, deletes, **own)
     else:
         table = _snapshot_table(snapshot, layout, found.metas, deletes, filters)
-    _log.info(
-        "read the footers of %d files in %.2f s: %d row groups, %d rows; %d files and %d row groups are pruned",
-        *(len(layout), time.perf_counter() - began, len(layout.group_rows), layout.num_rows),
-        *(layout.pruned_files, layout.pruned_groups),
-    )
+    _log.info("read the footers of %d files in %.2f s: %s", len(found.files), time.perf_counter() - began, layout)
     return _without(table, found.left_out)
 
 

@@ -17,7 +17,7 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, Section, TakenLanes, lane_name, longest_first_of_hands
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.planning.runs import Hands, Runs
+from torch_table_loader.planning.runs import NO_RUNS, Hands, Runs
 from torch_table_loader.planning.splits import SegmentTable
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class CutEpoch:
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
-        topology, mixing = self.topology, self.topology.mixing
+        topology = self.topology
         padding, steps = self.quotas
         dealt = self._lanes(np.array([rank]))
-        windows = topology.windows_of(dealt.runs.num_rows)
+        windows, mixing = topology.windows_of(dealt.runs.num_rows), topology.mixing
         lanes = tuple(dealt)
         if mixing is not None and windows is not None:
             lanes = tuple(mixed(lane, len(self._live), mixing.splits, windows) for lane in dealt)
@@ -127,7 +127,7 @@ class CutEpoch:
         taken = TakenLanes.after(self._lanes(ranks), most[ranks], steps, size, by_file=self.by_file)
         if self.topology.shuffle_buffer_size is None:
             return self.consumed.with_delivered([(taken.runs, (), self.segments.bases)])
-        opened, runs = list[OpenWindow](), [Runs.of([])]
+        opened, runs = list[OpenWindow](), [NO_RUNS]
         for rows, windows in self._delivered_in_windows(ranks.tolist(), taken):
             runs.append(rows)
             opened += windows
@@ -269,7 +269,7 @@ class DealtEpoch:
             steps = sum(num_batches(lane, size) for lane in lanes)
         return RankPlan(
             lanes,
-            Runs.of([]),
+            NO_RUNS,
             size,
             steps,
             f"rank {rank} in stage {self.stage}",
@@ -286,7 +286,7 @@ def repeat_rows(order: Runs, count: int) -> Runs:
     [(4, 0, 3), (4, 0, 2)]
     """
     if not count:
-        return Runs.of([])
+        return NO_RUNS
     whole, rest = divmod(count, order.num_rows)
     return Runs.concat([order] * whole + [order.slice(0, rest)])
 

@@ -72,6 +72,13 @@ class TableLayout(Sequence[DataFileInfo]):
         object.__setattr__(self, "has_deletes", bool((self.group_live != self.group_rows).any()))
         object.__setattr__(self, "must_count", bool((self.group_live < 0).any()))
 
+    def __str__(self) -> str:
+        """Say how much there is, and how much of it is not read."""
+        return (
+            f"{len(self.group_rows)} row groups, {self.num_rows} rows; {self.pruned_files} files and "
+            f"{self.pruned_groups} row groups are pruned"
+        )
+
     @classmethod
     def of(
         cls,

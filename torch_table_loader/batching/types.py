@@ -128,7 +128,8 @@ class Chosen:
 
 def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
     """Choose the node that decodes each column."""
-    chooser = Chooser(policy)
+    named = policy.all_by_column()
+    chooser = Chooser(policy, named.get("nulls", {}), policy.masks)
     columns, encoded = list[Decoder](), list[int]()
     fields = list(schema)  # once: Arrow makes its entries anew each time
     opened = [opened_type(entry.type) for entry in fields]
@@ -137,7 +138,6 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
         if kind is not entry.type and not columns[-1].takes_encoded and kind != entry.type:
             encoded.append(place)
     shapes = check_keys(columns, "the table")
-    named = policy.all_by_column()
     for option, usable in _USABLE.items():
         check_names(option, named.get(option, ()), chooser.known, usable)
     _check_unsupported(named.get("unsupported", ()), chooser)
@@ -215,18 +215,17 @@ class Chooser:
     """Chooses the node of each column, and notes what is at every dotted path that it meets."""
 
     policy: TypePolicy
+    _fills: Mapping[str, Any]
+    _masks: bool
     known: dict[str, str] = field(default_factory=dict)
     formless: set[str] = field(default_factory=set)
     """The dotted paths without a form as tensors."""
-    _fills: Mapping[str, Any] = field(init=False)
-    _masks: bool = field(init=False)
     _cuts: Mapping[str, Cut] = field(init=False)
     """How columns are cut into batches, by their form."""
 
     def __post_init__(self) -> None:
         """Look up what is the same for all columns."""
         output = _OUTPUTS[self.policy.output_format]
-        self._fills, self._masks = self.policy.fills, self.policy.masks
         self._cuts = {
             "fixed": _FIXED_CUTS[self.policy.output_format],
             "nested": outputs.cut_nested,
@@ -338,7 +337,7 @@ class Chooser:
         else:
             self.known[path] = "number"
             cell = self._flat(kind, path)
-        dtype = cell.kind.dtype
+        dtype = cell.dtype
         if path in self._fills:
             if (element := outputs.mark_of(dtype)) is not None:
                 raise ConfigError(

@@ -15,7 +15,7 @@ from torch_table_loader.planning.file_batches import full_batches, in_rows, in_u
 from torch_table_loader.planning.interleaving import mixed, mixed_until
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, Section, TakenLanes, lane_name, longest_first_of_hands
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.permutation import permuted_range
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.runs import NO_RUNS, Hands, Runs
 from torch_table_loader.planning.splits import SegmentTable
@@ -35,8 +35,7 @@ def epoch_order(
     present = np.flatnonzero(segments.metadata_rows > 0)
     if not shuffle:
         return present
-    permutation = Permutation(len(present), derive_key(seed, epoch, purpose))
-    return present[permutation.slice(0, len(present))]
+    return present[permuted_range(len(present), derive_key(seed, epoch, purpose))]
 
 
 @dataclass(frozen=True, eq=False)

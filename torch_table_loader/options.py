@@ -110,6 +110,9 @@ class _Follows:
     column_names: Sequence[str] | None
     """The columns that are read, in order; None for all."""
 
+    reads: Sequence[str] | None
+    """The columns that samples are made of, in order; None for all."""
+
     may_mix: bool
     """Whether rows of several splits are mixed, where nothing keeps them from it."""
 
@@ -333,7 +336,7 @@ class LoaderOptions(_Follows):
         remote, column_names = RemoteOptions.of(self.storage_options), names_of(self.columns)
         ahead_bytes = remote.ahead_bytes(memory)
         samples = self._samples(budget, column_names)
-        batch_rows, row_window = most_rows * samples.rows_of(samples.width), window
+        reads, batch_rows, row_window = samples.reads(column_names), most_rows * samples.rows_of(samples.width), window
         if samples.are_batches:
             batch_rows = 1
         if samples.joins_rows:
@@ -346,6 +349,7 @@ class LoaderOptions(_Follows):
             batch_rows=batch_rows,
             schedules={name: value for name, value in by_step.items() if isinstance(value, Schedule)},
             column_names=column_names,
+            reads=reads,
             may_mix=self.shuffle is True or self.shuffle == "mixed",
             window=window,
             row_window=row_window,

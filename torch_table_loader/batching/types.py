@@ -128,11 +128,11 @@ class Chosen:
 
 def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
     """Choose the node that decodes each column."""
+    fields = list(schema)  # once: Arrow makes its entries anew each time
+    opened = [opened_type(entry.type) for entry in fields]
     named = policy.all_by_column()
     chooser = Chooser(policy, named.get("nulls", {}), policy.masks)
     columns, encoded = list[Decoder](), list[int]()
-    fields = list(schema)  # once: Arrow makes its entries anew each time
-    opened = [opened_type(entry.type) for entry in fields]
     for place, (entry, kind) in enumerate(zip(fields, opened, strict=True)):
         columns.append(chooser.column(entry.name, kind, entry.name, nullable=entry.nullable))
         if kind is not entry.type and not columns[-1].takes_encoded and kind != entry.type:

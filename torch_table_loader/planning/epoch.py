@@ -96,8 +96,8 @@ class CutEpoch:
         topology = self.topology
         padding, steps = self.quotas
         dealt = self._lanes(np.array([rank]))
-        windows, mixing = topology.windows_of(dealt.runs.num_rows), topology.mixing
         lanes = tuple(dealt)
+        windows, mixing = topology.windows_of(dealt.runs.num_rows), topology.mixing
         if mixing is not None and windows is not None:
             lanes = tuple(mixed(lane, len(self._live), mixing.splits, windows) for lane in dealt)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))

@@ -123,10 +123,8 @@ class _Follows:
     """Rows that are shuffled together; None where they are parts of samples, of which the whole is shuffled."""
 
     split_rows: int | None
-    """Target rows of a split; None where its size is in bytes."""
-
     split_bytes: int | None
-    """Target bytes of a split; None where its size is in rows, or was not given."""
+    """Target size of a split, in rows or in bytes; None for the other, and where none was given."""
 
     lanes: int
     """Lanes of a rank: at least one."""
@@ -324,12 +322,9 @@ class LoaderOptions(_Follows):
         budget, most_rows = None, self.batch_size
         if isinstance(most_rows, Budget):
             budget, most_rows = most_rows, most_rows.at_most
-        split_rows, split_bytes = self.split_size, None
-        if isinstance(split_rows, str):
-            split_bytes, split_rows = parse_bytes(split_rows), None
-        window, memory = self.shuffle_buffer_size, DEFAULT_MEMORY
-        if limits_memory := isinstance(window, str):
-            memory, window = parse_bytes(window), None
+        split_rows, split_bytes = _rows_or_bytes(self.split_size)
+        window, given_memory = _rows_or_bytes(self.shuffle_buffer_size)
+        memory = given_memory or DEFAULT_MEMORY
         lanes = DEFAULT_LANES
         if self.num_workers is not None:
             lanes = max(1, self.num_workers)
@@ -357,7 +352,7 @@ class LoaderOptions(_Follows):
             split_bytes=split_bytes,
             lanes=lanes,
             processes=self.worker_type != "thread" and self.num_workers != 0,
-            limits_memory=limits_memory,
+            limits_memory=given_memory is not None,
             memory=memory,
             remote=remote,
             ahead_bytes=ahead_bytes,
@@ -445,6 +440,13 @@ class LoaderOptions(_Follows):
         if self.row_store is None:
             return RowStore()
         return as_row_store(self.row_store)
+
+
+def _rows_or_bytes(given: int | str | None) -> tuple[int | None, int | None]:
+    """Return a size in rows, or in bytes where it is text; None for the other, and for what was not given."""
+    if isinstance(given, str):
+        return None, parse_bytes(given)
+    return given, None
 
 
 def _check_rank(options: LoaderOptions) -> None:

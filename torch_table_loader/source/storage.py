@@ -75,21 +75,16 @@ class FileStorage:
     _processes: OfProcess[_Process] = field(
         default_factory=partial(OfProcess, _Process), init=False, repr=False, compare=False, hash=False
     )
-    is_local: bool = field(init=False, repr=False, compare=False)
-    """Whether files are on the local file system."""
-    fork_safe: bool = field(init=False, repr=False, compare=False)
-    """Whether a process that used this storage may still fork: no client started threads."""
-    uri_prefix: str = field(init=False, repr=False, compare=False)
-    """What makes a path a URI: empty for local paths and http URLs."""
 
-    def __post_init__(self) -> None:
-        """Note what follows from the protocol."""
-        prefix = f"{self.protocol}://"
-        if self.protocol in (*LOCAL_PROTOCOLS, *HTTP_PROTOCOLS):
-            prefix = ""
-        object.__setattr__(self, "is_local", self.protocol == "file")
-        object.__setattr__(self, "fork_safe", self.protocol in {"file", "memory"})
-        object.__setattr__(self, "uri_prefix", prefix)
+    @property
+    def is_local(self) -> bool:
+        """Whether files are on the local file system."""
+        return self.protocol == "file"
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether a process that used this storage may still fork: no client started threads."""
+        return self.protocol in {"file", "memory"}
 
     @property
     def client_name(self) -> str:
@@ -178,6 +173,13 @@ class FileStorage:
     def traffic(self) -> Traffic:
         """Return this process's requests to the store so far; nothing for a store without a network."""
         return self._process.counter.total()
+
+    @property
+    def uri_prefix(self) -> str:
+        """The prefix that makes a path a URI: empty for local paths and http URLs."""
+        if self.protocol in (*LOCAL_PROTOCOLS, *HTTP_PROTOCOLS):
+            return ""
+        return f"{self.protocol}://"
 
     def shown(self, path: str) -> str:
         """Format a path as messages may show it: with its protocol, without login or query."""

@@ -131,7 +131,7 @@ def open_stream(
         **ordered._asdict(),
         splits_digest=ordered.planner.digest(),
         fetching=fetching,
-        fork_safe=bool(getattr(table.storage, "fork_safe", False)) and (cache is None or bool(cache.fork_safe)),
+        fork_safe=all(getattr(store, "fork_safe", False) for store in (table.storage, cache) if store is not None),
     )
     job.codec_of(options.samples.width)  # what cannot be delivered or planned is refused here, not in the first epoch
     ordered.planner.plan(ordered.planner.start(0), ranks.rank)

@@ -164,6 +164,7 @@ def __getattr__(name: str) -> Any:
         MissingExtraError: this build lacks the part that has it.
 
     Python's garbage collector rests meanwhile: it would look several times through all that torch makes, and find none.
+    What came is old then, else the first objects of an epoch would let it look through all of that once.
     """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -173,6 +174,9 @@ def __getattr__(name: str) -> Any:
         value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     finally:
         if collects:
+            if not gc.get_freeze_count():  # what the caller has frozen stays so
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
     return value
 

@@ -82,6 +82,11 @@ class LimitingReader(Protocol):
         ...
 
 
+def limits(reader: FormatReader) -> TypeGuard[LimitingReader]:
+    """Return whether a reader finds values that are too large; asked for each file, where `isinstance` takes long."""
+    return hasattr(reader, "limited")
+
+
 @runtime_checkable
 class SharingReader(Protocol):
     """A format reader that can decode one row group with several threads."""

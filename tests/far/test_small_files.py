@@ -10,7 +10,8 @@ import io
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +20,11 @@ import pytest
 
 from tests.servers.buckets import Bucket, Rounds, serve
 from tests.waiting import until
-from torch_table_loader import StructuredDataset, TableError
+from torch_table_loader import StorageError, StructuredDataset, TableError
 from torch_table_loader.far.fetch_queue import FetchQueue
 from torch_table_loader.far.fetcher import Fetcher
 from torch_table_loader.far.small_files import SmallFiles
+from torch_table_loader.records import FileVersion
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import Size
 
@@ -219,3 +221,65 @@ def test_pickles_are_those_of_the_storage_itself(store: Store) -> None:
     storage = dataset.job.table.storage
     assert isinstance(storage, SmallFiles)
     assert pickle.loads(pickle.dumps(storage)) == storage._inner  # noqa: S301
+
+
+class Scripted:
+    """A storage whose reads are scripted: each does something, and then gives what lies there."""
+
+    def __init__(self, *steps: Callable[[], Any]) -> None:
+        self.steps = list(steps)
+        self.asked: list[tuple[int, int]] = []
+
+    def checks(self, version: FileVersion) -> bool:
+        return True
+
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> bytes:
+        self.asked.append((start, stop))
+        if self.steps:
+            self.steps.pop(0)()
+        return bytes(range(start, stop))
+
+
+def kept_by(storage: Scripted, most_bytes: int) -> tuple[SmallFiles, Callable[[str], bytes]]:
+    """Return small files, and what reads the last two bytes of one of ten."""
+    files, version = SmallFiles(storage, "t", most_bytes), FileVersion(10, etag="e")  # type: ignore[arg-type]
+    return files, lambda path: bytes(files.read_range(path, 8, 10, version))
+
+
+def failing() -> None:
+    raise StorageError("the store does not answer")
+
+
+def test_a_failed_read_leaves_its_room_to_others() -> None:
+    files, read = kept_by(Scripted(failing), most_bytes=10)
+    with pytest.raises(StorageError, match="does not answer"):
+        read("t/a")
+    assert (read("t/b"), files.brought_bytes) == (bytes([8, 9]), 10)
+
+
+def test_a_file_whose_end_is_asked_for_again_is_here_and_takes_no_other_room() -> None:
+    store = Scripted()
+    files, read = kept_by(store, most_bytes=20)
+    assert read("t/a") == read("t/a") == read("t/b") == bytes([8, 9])
+    assert (store.asked, files.brought_bytes) == ([(0, 10)] * 2, 20)
+
+
+def test_a_file_that_two_threads_ask_for_takes_its_room_once() -> None:
+    files, read = kept_by(Scripted(lambda: read("t/a") and None), most_bytes=20)
+    read("t/a")
+    read("t/b")
+    assert files.brought_bytes == 20
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_still_to_come_when_all_is_let_go_is_not_kept(fails: bool) -> None:
+    def let_go() -> None:
+        files.let_go()
+        if fails:
+            failing()
+
+    files, read = kept_by(Scripted(let_go), most_bytes=10)
+    with pytest.raises(StorageError) if fails else nullcontext():
+        assert read("t/a") == bytes([8, 9])
+    read("t/b")
+    assert files.brought_bytes == 0

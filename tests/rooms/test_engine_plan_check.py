@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from torch_table_loader import StructuredDataset, TableError, TableLoader
+from torch_table_loader.testing import small_sizes
 
 Made = tuple[TableLoader[StructuredDataset], StructuredDataset]
 
@@ -57,6 +58,25 @@ def test_ranks_with_different_exclusions_are_warned_when_the_epoch_begins(two_ra
         for one in differing:
             with pytest.raises(TableError, match=r"leaves other rows out of epoch 2 than the rank that began it first"):
                 one.result()
+
+
+def test_a_rank_does_not_wait_for_ever_in_the_last_millisecond(
+    two_ranks: Callable[[int], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store of torch counts whole milliseconds, and waits without a limit for none."""
+
+    class InMilliseconds(dist.PrefixStore):  # type: ignore[name-defined,misc]
+        def wait(self, keys: list[str], timeout: timedelta) -> None:
+            assert timeout >= timedelta(milliseconds=1)
+            super().wait(keys, timeout)
+
+    monkeypatch.setattr(dist, "PrefixStore", InMilliseconds)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(two_ranks, range(2)))
+    loader, dataset = made[0]
+    dataset.exclude([3])
+    with small_sizes(exclusions_s=0.001):
+        assert len(list(loader)) == 5
 
 
 def test_ranks_that_agree_in_the_moment_in_which_a_look_ends_agree(

@@ -150,3 +150,24 @@ def test_an_unknown_name_is_refused() -> None:
         _ = torch_table_loader.StructuredData
     with pytest.raises(ImportError, match="cannot import name 'StructuredData'"):
         from torch_table_loader import StructuredData  # noqa: F401
+
+
+_YOUNG = """
+import gc, sys
+import torch_table_loader
+if "frozen" in sys.argv:
+    gc.freeze()
+before = gc.get_freeze_count()
+torch_table_loader.StructuredDataset
+assert gc.isenabled() and before // 2 <= gc.get_freeze_count() <= before
+print(sum(len(gc.get_objects(generation)) for generation in (0, 1)))
+"""
+
+
+def test_what_was_imported_is_not_looked_through_when_an_epoch_begins() -> None:
+    done = subprocess.run([sys.executable, "-c", _YOUNG], capture_output=True, check=True, text=True)
+    assert int(done.stdout) < 10_000
+
+
+def test_what_the_caller_has_frozen_stays_so() -> None:
+    subprocess.run([sys.executable, "-c", _YOUNG, "frozen"], check=True)

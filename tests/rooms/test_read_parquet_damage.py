@@ -21,9 +21,13 @@ from tests.effort import daily
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.reading import LocalStorage, data_file
 from torch_table_loader import IcebergDataset, Pack, StructuredDataset
+from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import DataFile, reader_for
+from torch_table_loader.read import parquet_footer
 from torch_table_loader.read.deletes import Deletes
+from torch_table_loader.read.parquet_footer import check_footer, parse, read_footer
+from torch_table_loader.read.wide_parquet import WideParquet
 from torch_table_loader.records import DeleteFile
 
 ROWS = 60
@@ -199,6 +203,31 @@ def _ask_statistics(file: DataFile) -> None:
     for column in ("i", "n"):
         reader.bounds(meta, column)
     _read(file)
+
+
+def test_a_footer_is_checked_without_a_byte_of_data_or_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _write(tmp_path / "a.parquet")
+    footer, data_bytes = read_footer(LocalStorage(), file)
+    parsed = parse(footer)
+    asked: list[tuple[int, int]] = []
+
+    def read(start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        return b""
+
+    with open_ranges(read, data_bytes) as source:
+        WideParquet(source, metadata=parsed, pre_buffer=True)
+    assert asked == []  # so a check may give pyarrow a file that it closes before anything is read
+    known = parquet_footer._CLOSED
+    monkeypatch.setattr(pa, "PythonFile", None)  # threads of Arrow would read one, and wait for Python each time
+    for closed in (known, "what another pyarrow says"):
+        monkeypatch.setattr(parquet_footer, "_CLOSED", closed)
+        check_footer(file, parsed, data_bytes)
+    assert parquet_footer._of_a_closed_file() == known  # so that no file takes the time to find it out
+    with pytest.raises(TableError, match="sound column chunks inside its 100 bytes of data"):
+        check_footer(file, parsed, 100)
 
 
 @pytest.mark.parametrize("kind", [-3, -1, 0, 3, 4, 5, 6, 7, 8, 100])

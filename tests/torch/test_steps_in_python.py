@@ -18,14 +18,16 @@ GROUP_ROWS = 40_000
 """Such row groups are read whole."""
 
 
-def steps_of_epoch(folder: Path, columns: int, groups: int, batch_size: int) -> int:
+def steps_of_epoch(folder: Path, columns: int, groups: int, batch_size: int, files: int = 1) -> int:
     """Count the functions of Python that an epoch calls; another one came before it."""
     rows = groups * GROUP_ROWS
     values = pa.array(np.arange(rows, dtype=np.float32))
-    folder /= f"{columns}-{groups}"
+    folder /= f"{columns}-{groups}-{files}"
     folder.mkdir(exist_ok=True)
     table = pa.table({f"x{column}": values for column in range(columns)})
-    pq.write_table(table, folder / "all.parquet", row_group_size=GROUP_ROWS)
+    for file in range(files):
+        part = table.slice(file * rows // files, rows // files)
+        pq.write_table(part, folder / f"{file}.parquet", row_group_size=GROUP_ROWS)
     loader, _ = StructuredDataset.create_dataloader(
         str(folder), batch_size=batch_size, shuffle="splits", num_workers=0, epochs=1
     )
@@ -65,3 +67,14 @@ def test_a_column_of_a_row_group_takes_few_steps(tmp_path: Path) -> None:
         steps_of_epoch(tmp_path, columns, 3, 4000) - steps_of_epoch(tmp_path, columns, 1, 4000) for columns in (4, 44)
     )
     assert wide - narrow <= 80 * 1
+
+
+def test_a_small_file_takes_few_steps_and_a_column_of_it_fewer(tmp_path: Path) -> None:
+    """Files of 400 rows, of which a batch has many: each is opened, read whole and closed."""
+    of_a_file = [
+        (steps_of_epoch(tmp_path, columns, 1, 4000, files=100) - steps_of_epoch(tmp_path, columns, 1, 4000, files=50))
+        / 50
+        for columns in (1, 41)
+    ]
+    assert of_a_file[0] <= 235
+    assert of_a_file[1] - of_a_file[0] <= 40 * 1

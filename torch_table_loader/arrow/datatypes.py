@@ -41,8 +41,10 @@ _PLAIN_VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.
 _SIGNED = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float16(), pa.float32(), pa.float64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _TIMES = (pa.date32(), pa.date64(), pa.time32("s"), pa.time64("us"), pa.timestamp("us"), pa.duration("us"))
-_WIDTHS: dict[int, int] = {kind.id: max(1, kind.bit_width // 8) for kind in (*_SIGNED, *_UNSIGNED, *_TIMES)}
-"""Bytes of a value, by the id of a type; a table of many columns is mostly of these."""
+PLAIN = (*_SIGNED, *_UNSIGNED, *_TIMES)
+"""Types whose id says how wide they are; a table of many columns is mostly of these."""
+_WIDTHS: dict[int, int] = {kind.id: max(1, kind.bit_width // 8) for kind in PLAIN}
+"""Bytes of a value, by the id of a type."""
 
 ELEMENTS = tuple(_STORAGE)
 """The names, which are torch's, of numbers that Arrow lacks."""

@@ -227,7 +227,7 @@ class PlanCheck:
         for key in awaited:
             while key in self._unsettled and (left := end - time.monotonic()) > 0:
                 with suppress(RuntimeError):  # what torch raises where the time is over
-                    self._store.wait([f"{key}/verdict"], min(timedelta(seconds=left), FIRST_LOOK))
+                    self._store.wait([f"{key}/verdict"], min(_to_wait(left), FIRST_LOOK))
                 self._raise_what_is_settled()
 
     def _check_start(self, epoch: int, start: Mapping[str, Any] | None) -> list[str]:
@@ -424,7 +424,7 @@ class PlanCheck:
         while True:
             if refused is not None and not store.check([key]):
                 refused()
-            left = timedelta(seconds=max(0.001, end - time.monotonic()))
+            left = _to_wait(end - time.monotonic())
             with suppress(RuntimeError):  # what torch raises after the time; where the store is gone, so does check()
                 store.wait([key], min(look, left))
             if store.check([key]):
@@ -463,6 +463,11 @@ def _failure(rank: int, error: BaseException) -> str:
 def _same_call(distributed: Any, call: Call, num_ranks: int) -> SameCall:
     store = _store_of(distributed, f"call/{call.key()}")
     return SameCall(store, num_ranks, distributed.get_world_size())
+
+
+def _to_wait(seconds: float) -> timedelta:
+    """Return how long a store of torch waits: it counts whole milliseconds, and without any it waits for ever."""
+    return timedelta(seconds=max(0.001, seconds))
 
 
 def _timeout_of(distributed: Any) -> timedelta:

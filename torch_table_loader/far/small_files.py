@@ -91,11 +91,17 @@ class SmallFiles(RangeStorage):
 
     @override
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
-        if version is None or stop != version.num_bytes or not self._has_room(version):
+        if version is None or stop != version.num_bytes:
             return self._inner.read_range(path, start, stop, version)
-        whole = self._inner.read_range(path, 0, stop, version)
-        with self._lock.own:
-            self._kept[path, version] = whole
+        kept, whole = self._kept, self._kept.get((path, version))
+        if whole is not None:
+            return memoryview(whole)[start:]
+        if not self._has_room(version):
+            return self._inner.read_range(path, start, stop, version)
+        try:
+            whole = self._inner.read_range(path, 0, stop, version)
+        finally:
+            self._keep(kept, (path, version), whole)
         return memoryview(whole)[start:]
 
     def let_go(self) -> None:
@@ -124,6 +130,16 @@ class SmallFiles(RangeStorage):
                 return False
             self._left -= version.num_bytes
             return True
+
+    def _keep(self, kept: dict[tuple[str, FileVersion], Any], file: tuple[str, FileVersion], whole: Any) -> None:
+        """Keep a file that came, unless all was let go meanwhile; leave its room to others if it did not, or again."""
+        with self._lock.own:
+            if kept is not self._kept:
+                return
+            if whole is None or file in kept:
+                self._left += file[1].num_bytes
+            else:
+                kept[file] = whole
 
 
 def _itself(storage: RangeStorage) -> RangeStorage:

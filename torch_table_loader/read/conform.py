@@ -87,7 +87,7 @@ class Conformer:
     @property
     def counts_rows(self) -> bool:
         """Whether a column says where in the file its row is, so that `apply` must see all rows."""
-        return any(source.counted_from is not None for source in self.sources)
+        return not self.as_they_are and any(source.counted_from is not None for source in self.sources)
 
     def source_of(self, column: str) -> str | None:
         """Return the column of the file that becomes one of the table's without a change; None if there is none."""

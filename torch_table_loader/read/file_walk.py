@@ -17,7 +17,7 @@ from torch_table_loader.arrow.arrays import take_rows
 from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.contracts import releases
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import EncodingReader, LimitingReader, SharingReader, ThinningFile
+from torch_table_loader.format_contracts import EncodingReader, SharingReader, ThinningFile, limits
 from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import Segment
@@ -234,7 +234,7 @@ class FileWalk:
         reader = reader_of(plan.file, verify_checksums=verify_checksums)
         if plan.encoded and isinstance(reader, EncodingReader):
             reader = reader.encoding(plan.encoded)
-        if max_bytes and isinstance(reader, LimitingReader):
+        if max_bytes and limits(reader):
             reader = reader.limited(max_bytes)
         if shares and storage.is_local and isinstance(reader, SharingReader):
             reader = reader.sharing()

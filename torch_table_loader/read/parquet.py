@@ -146,7 +146,7 @@ class ParquetReader(
                 f"{file.name} must end with a Parquet footer, got one that does not parse ({first_line(error)}); "
                 "the file is torn: write it again, or leave it out of the table"
             ) from error
-        footer = checked_footer(file, footer, data_bytes)
+        footer = checked_footer(file, footer, parsed, data_bytes)
         groups = [parsed.row_group(index) for index in range(parsed.num_row_groups)]
         return FileMeta(
             schema=file_schema,

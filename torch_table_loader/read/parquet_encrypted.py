@@ -15,6 +15,8 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.read.parquet_footer import ChunkStatistics, FooterWalk, check_footer, parse
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
     from torch_table_loader.records import DataFile
 
 _SCHEMA, _ROW_GROUPS, _COLUMN_ORDERS = 2, 4, 7
@@ -23,10 +25,10 @@ _NUM_CHILDREN, _COLUMNS, _CRYPTO = 5, 1, 8
 _Span = tuple[int, int]
 
 
-def checked_footer(file: DataFile, footer: bytes, data_bytes: int) -> bytes:
+def checked_footer(file: DataFile, footer: bytes, parsed: pq.FileMetaData, data_bytes: int) -> bytes:
     """Check a footer, as `check_footer` does, and return it without encrypted columns, if others are left."""
     try:
-        check_footer(file, parse(footer), data_bytes)
+        check_footer(file, parsed, data_bytes)
     except TableError:
         try:
             plain = without_encrypted(footer)

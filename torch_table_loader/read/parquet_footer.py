@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from functools import cache, lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from typing_extensions import override
 
-from torch_table_loader.arrow.ranged_file import RangedFile
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 from torch_table_loader.ranges import LEAST_TAIL_BYTES
@@ -45,6 +42,8 @@ _LARGEST_DICTIONARY = 5 << 18
 
 _DICTIONARY_HEADER_BYTES = 100
 """Bytes that pyarrow reads beyond the column chunks of writers that do not count the header of a dictionary."""
+
+_CLOSED = "Operation forbidden on closed BufferReader"
 
 _MOST_FOOTER_BYTES = 512 * 1024 * 1024
 """The longest footer, of some four million column chunks; a larger length is taken for damage."""
@@ -132,23 +131,39 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
     """Refuse column chunks outside the file, and those that pyarrow cannot look at.
 
     Before its first read, a pre-buffering pyarrow computes the byte range of every column chunk that is wanted, and
-    there its exceptions are caught. It is given a file without bytes: once it tries to read, it has found no fault.
+    there its exceptions are caught. It is given a file that was closed: if it says so, it has found no fault before.
     """
-    unread = _Unread(data_bytes)
+    memory = pa.py_buffer(MAGIC)
+    # Of as many bytes as the file, which nobody reads: pyarrow is given the footer, and the file is closed then.
+    source = pa.BufferReader(pa.foreign_buffer(memory.address, data_bytes, memory))
+    error = _fault_of(parsed, source)
+    if error is None or str(error) == _CLOSED or str(error) == _of_a_closed_file():
+        return
+    if of_unread(error):
+        raise as_reading_error(error, file, is_local=True) from error
+    expected = f"sound column chunks inside its {data_bytes} bytes of data"
+    raise _untrue(file, expected, f"others ({first_line(error)})") from error
+
+
+def _fault_of(parsed: pq.FileMetaData, source: pa.NativeFile) -> Exception | None:
+    """Return what pyarrow says when it wants all column chunks of a file that is closed; None if it wants none."""
     try:
-        with closing(pa.PythonFile(unread, mode="r")) as source:
-            handle = WideParquet(source, metadata=parsed, pre_buffer=True)
-            groups = range(parsed.num_row_groups)
-            next(handle.iter_batches(batch_size=1, row_groups=groups, use_threads=False), None)
+        handle = WideParquet(source, metadata=parsed, pre_buffer=True)
+        source.close()
+        groups = range(parsed.num_row_groups)
+        next(handle.iter_batches(batch_size=1, row_groups=groups, use_threads=False), None)
     except DAMAGE as error:
-        if of_unread(error):
-            raise as_reading_error(error, file, is_local=True) from error
-        if not unread.asked:
-            raise _untrue(
-                file,
-                f"sound column chunks inside its {data_bytes} bytes of data",
-                f"others ({first_line(error)})",
-            ) from error
+        return error
+    return None
+
+
+@cache
+def _of_a_closed_file() -> str:
+    """Return what this pyarrow says of a sound file that is closed, if that is not `_CLOSED`; takes a millisecond."""
+    sound = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": [0]}), sound)
+    source = pa.BufferReader(sound.getvalue())
+    return str(_fault_of(pq.read_metadata(source), source))
 
 
 def _check_values(file: DataFile, parsed: pq.FileMetaData) -> None:
@@ -283,19 +298,6 @@ def _forgets_dictionary_headers(writer: str) -> bool:
     """
     match = re.match(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?", writer.lower())
     return match is not None and tuple(int(part or 0) for part in match.groups()) < (1, 2, 9)
-
-
-class _Unread(RangedFile):
-    """A file of a known size that has no bytes; it remembers whether any were asked for."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(lambda _start, _stop: b"", size)
-        self.asked = False
-
-    @override
-    def read(self, length: int = -1) -> bytes:
-        self.asked = True
-        return b""
 
 
 def _torn(file: DataFile, expected: str, got: str, lead: bytes = MAGIC) -> TableError:

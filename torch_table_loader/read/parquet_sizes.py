@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from torch_table_loader.arrow.datatypes import is_variable, width_of
+from torch_table_loader.arrow.datatypes import PLAIN, is_variable, width_of
 from torch_table_loader.read.parquet_footer import leaf_paths, prefixes, statistics_of
 
 if TYPE_CHECKING:
@@ -41,9 +41,17 @@ LEVEL_BYTES = 2
 
 def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]) -> tuple[int, list[int]]:
     """Return the decoded bytes of a row's columns of fixed width, and the leaves of the others."""
-    types = {name: schema.field(name).type for name in columns if schema.get_field_index(name) >= 0}
-    variable = {name for name, kind in types.items() if is_variable(kind)}
-    fixed = sum(_stored_width(kind) for name, kind in types.items() if name not in variable)
+    fixed, variable = 0, set[str]()
+    for name in dict.fromkeys(columns):
+        if (place := schema.get_field_index(name)) < 0:
+            continue
+        kind = schema.field(place).type
+        if (width := _PLAIN.get(kind.id)) is not None:
+            fixed += width
+        elif is_variable(kind):
+            variable.add(name)
+        else:
+            fixed += _stored_width(kind)
     if not variable:
         return fixed, []
     return fixed, leaves_of(parsed, variable)
@@ -71,6 +79,9 @@ def _stored_width(kind: pa.DataType) -> int:
     if pa.types.is_integer(kind):
         return max(width_of(kind), 4)
     return width_of(kind)
+
+
+_PLAIN = {kind.id: _stored_width(kind) for kind in PLAIN}
 
 
 def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> Decoded:

@@ -40,9 +40,9 @@ class WideParquet(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         if column_names is None or any(options.values()):
             return super()._get_column_indices(column_names, **options)
         names = tuple(column_names)
-        if names not in self._places:
-            self._places[names] = super()._get_column_indices(names)
-        return self._places[names]
+        if (places := self._places.get(names)) is None:
+            places = self._places[names] = Leaves(self.reader).places(names)
+        return places
 
 
 class Leaves:
@@ -57,16 +57,17 @@ class Leaves:
 
     def __getitem__(self, name: str) -> list[int]:
         """Return the places; none of a name that the file lacks."""
-        place = -1
-        if len(self._schema) == self._reader.metadata.num_columns:  # each column is one leaf
-            place = self._schema.get_field_index(name)
-        if place >= 0:
-            return [place]
-        return self._by_name.get(name, [])
+        return self.places([name])
 
-    @cached_property
-    def _schema(self) -> pa.Schema:
-        return self._reader.schema_arrow
+    def places(self, names: Sequence[str]) -> list[int]:
+        """Return the places of the leaves of several columns or fields, in their order."""
+        schema = self._reader.schema_arrow
+        found = [-1]
+        if len(schema) == self._reader.metadata.num_columns:  # each column is one leaf
+            found = [schema.get_field_index(name) for name in names]
+        if min(found, default=0) >= 0:
+            return found
+        return [place for name in names for place in self._by_name.get(name, ())]
 
     @cached_property
     def _by_name(self) -> dict[str, list[int]]:

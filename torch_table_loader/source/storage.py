@@ -159,8 +159,10 @@ class FileStorage:
         """Return whether a request for a range fails if the file no longer has this version."""
         if version.etag is None:
             return False
-        with self._own_errors("", None):
-            return self._connection("").client.checks_tags
+        if (known := self._process.connection) is None:
+            with self._own_errors("", None):
+                known = self._connection("")
+        return known.client.checks_tags
 
     def put_file(self, local: str, path: str) -> None:
         """Copy a local file to the store."""

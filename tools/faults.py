@@ -173,8 +173,8 @@ FAULTS = (
     ),
     Fault(
         *(2, "a window's order ignores the epoch", "planning/windows.py"),
-        "Permutation(length, derive_key(seed, epoch, name))",
-        "Permutation(length, derive_key(seed, 0, name))",
+        "permuted_range(length, derive_key(seed, epoch, name))",
+        "permuted_range(length, derive_key(seed, 0, name))",
         ("tests/torch/test_same_batches.py", "tests/torch/test_frozen_order.py"),
     ),
     Fault(

@@ -379,7 +379,10 @@ if TYPE_CHECKING:
 else:
 
     class shown_classmethod(classmethod):  # noqa: N801 - a decorator
-        """A class method that takes what the class takes, and has the signature of the class it is looked up on."""
+        """A class method that takes what the class takes, and has the signature of the class it is looked up on.
+
+        Messages about its arguments name it.
+        """
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
             """Bind to the class."""
@@ -390,7 +393,8 @@ else:
 
             @functools.wraps(make)
             def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-                return make(cls, *args, **kwargs)
+                with called(cls, make.__name__):
+                    return make(cls, *args, **kwargs)
 
             returns = inspect.signature(make).return_annotation
             call.__signature__ = inspect.signature(cls.__init__).replace(return_annotation=returns)

@@ -15,7 +15,6 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, Self, cast, get_args
 
 from torch_table_loader import option_checks as checks
-from torch_table_loader.cached import cached_property
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.option_values import (
@@ -90,9 +89,65 @@ def _option(
     return field(default=default, repr=shown, metadata={"about": About(group, check, mixture, form)})
 
 
+class _Follows:
+    """What follows from the options, with the defaults: `LoaderOptions` works it out once, for all who ask."""
+
+    budget: Budget | None
+    """What a batch holds, where that is no number of rows."""
+
+    most_rows: int
+    """The most rows of a batch."""
+
+    samples: Samples
+    """What a batch counts."""
+
+    batch_rows: int
+    """Rows of a stream that a batch is made of."""
+
+    schedules: Mapping[str, Schedule]
+    """What changes at a step of an epoch, by the option that says so."""
+
+    column_names: Sequence[str] | None
+    """The columns that are read, in order; None for all."""
+
+    reads: Sequence[str] | None
+    """The columns that samples are made of, in order; None for all."""
+
+    may_mix: bool
+    """Whether rows of several splits are mixed, where nothing keeps them from it."""
+
+    window: int | None
+    """Rows, or documents, that are shuffled together; None where nobody said how many."""
+
+    row_window: int | None
+    """Rows that are shuffled together; None where they are parts of samples, of which the whole is shuffled."""
+
+    split_rows: int | None
+    split_bytes: int | None
+    """Target size of a split, in rows or in bytes; None for the other, and where none was given."""
+
+    lanes: int
+    """Lanes of a rank: at least one."""
+
+    processes: bool
+    """Whether processes of their own make batches."""
+
+    limits_memory: bool
+    """Whether the caller says how many bytes a rank may hold."""
+
+    memory: int
+    """Bytes of a rank by which windows, reads and what is fetched ahead are sized."""
+
+    remote: RemoteOptions
+    """How files of stores are read, as `storage_options` says it."""
+
+    ahead_bytes: int
+    """Compressed bytes that each process fetches ahead of decoding."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class LoaderOptions:
-    """The options of all datasets; each field is a keyword argument. What follows from them is worked out once."""
+class LoaderOptions(_Follows):
+    """The options of all datasets; each field is a keyword argument."""
 
     batch_size: int | Budget = _option(1024, BATCHES, checks.batch_size, mixture="job")
     """Rows per batch on this rank; or a `Budget` of tokens; see
@@ -258,22 +313,58 @@ class LoaderOptions:
             value, check = getattr(self, entry.name), entry.metadata["about"].check
             if check is not None and value is not entry.default:
                 object.__setattr__(self, entry.name, check(entry.name, value))
+        self._work_out()
         for check_together in _TOGETHER:
             check_together(self)
 
-    @cached_property
-    def budget(self) -> Budget | None:
-        """What a batch holds, where that is no number of rows."""
-        if isinstance(self.batch_size, Budget):
-            return self.batch_size
-        return None
+    def _work_out(self) -> None:
+        """Note what follows from the options; see `_Follows`."""
+        budget, most_rows = None, self.batch_size
+        if isinstance(most_rows, Budget):
+            budget, most_rows = most_rows, most_rows.at_most
+        split_rows, split_bytes = _rows_or_bytes(self.split_size)
+        window, given_memory = _rows_or_bytes(self.shuffle_buffer_size)
+        memory = given_memory or DEFAULT_MEMORY
+        lanes = DEFAULT_LANES
+        if self.num_workers is not None:
+            lanes = max(1, self.num_workers)
+        remote, column_names = RemoteOptions.of(self.storage_options), names_of(self.columns)
+        ahead_bytes = remote.ahead_bytes(memory)
+        samples = self._samples(budget, column_names)
+        reads, batch_rows, row_window = samples.reads(column_names), most_rows * samples.rows_of(samples.width), window
+        if samples.are_batches:
+            batch_rows = 1
+        if samples.joins_rows:
+            row_window = None
+        by_step = {LENGTH: samples.lengths, "global_batch_size": self.global_batch_size}
+        vars(self).update(
+            budget=budget,
+            most_rows=most_rows,
+            samples=samples,
+            batch_rows=batch_rows,
+            schedules={name: value for name, value in by_step.items() if isinstance(value, Schedule)},
+            column_names=column_names,
+            reads=reads,
+            may_mix=self.shuffle is True or self.shuffle == "mixed",
+            window=window,
+            row_window=row_window,
+            split_rows=split_rows,
+            split_bytes=split_bytes,
+            lanes=lanes,
+            processes=self.worker_type != "thread" and self.num_workers != 0,
+            limits_memory=given_memory is not None,
+            memory=memory,
+            remote=remote,
+            ahead_bytes=ahead_bytes,
+        )
 
-    @cached_property
-    def most_rows(self) -> int:
-        """The most rows of a batch."""
-        if isinstance(self.batch_size, Budget):
-            return self.batch_size.at_most
-        return self.batch_size
+    def _samples(self, budget: Budget | None, names: Sequence[str] | None) -> Samples:
+        indexed = self.shuffle == "rows"
+        if self.pack is not None:
+            return self.pack.samples(indexed=indexed)
+        if indexed or budget is None:
+            return ONE_BY_ONE
+        return FilledSamples(budget, budget.counted_pad(self.ragged), names is None or budget.length in names)
 
     @property
     def calls_functions(self) -> bool:
@@ -300,16 +391,6 @@ class LoaderOptions:
         """The options given here that need splits which hold each row once."""
         return [name for name in ("on_growth", "pack") if getattr(self, name) is not None]
 
-    @cached_property
-    def may_mix(self) -> bool:
-        """Whether rows of several splits are mixed, where nothing keeps them from it."""
-        return self.shuffle is True or self.shuffle == "mixed"
-
-    @cached_property
-    def processes(self) -> bool:
-        """Whether processes of their own make batches."""
-        return self.worker_type != "thread" and self.num_workers != 0
-
     def bytes_to_keep(self, num_ranks: int) -> int:
         """Return how much of far files planning keeps for the first epoch: nothing unless this process reads all."""
         if not self.samples.are_rows:
@@ -327,21 +408,11 @@ class LoaderOptions:
             return None
         return self.worker_type  # type: ignore[return-value]
 
-    @cached_property
-    def samples(self) -> Samples:
-        """What a batch counts."""
-        indexed = self.shuffle == "rows"
-        if self.pack is not None:
-            return self.pack.samples(indexed=indexed)
-        if indexed or (budget := self.budget) is None:
-            return ONE_BY_ONE
-        names = self.column_names
-        return FilledSamples(budget, budget.counted_pad(self.ragged), names is None or budget.length in names)
-
     def with_checked(self, **values: Any) -> Self:
         """Return these options with other values that fit all the rest, so that nothing is checked again."""
         made = object.__new__(type(self))
         vars(made).update({entry.name: getattr(self, entry.name) for entry in fields(self)} | values)
+        made._work_out()
         return made
 
     def of_columns(self, names: Sequence[str]) -> Self:
@@ -355,78 +426,6 @@ class LoaderOptions:
         if self.pack is None or (own := self.pack.of_length(length)) is self.pack:
             return self
         return self.with_checked(pack=own)
-
-    @cached_property
-    def batch_rows(self) -> int:
-        """Rows of a stream that a batch is made of."""
-        samples = self.samples
-        if samples.are_batches:
-            return 1
-        return self.most_rows * samples.rows_of(samples.width)
-
-    @property
-    def schedules(self) -> dict[str, Schedule]:
-        """What changes at a step of an epoch, by the option that says so."""
-        asked = {LENGTH: self.samples.lengths, "global_batch_size": self.global_batch_size}
-        return {name: value for name, value in asked.items() if isinstance(value, Schedule)}
-
-    @cached_property
-    def column_names(self) -> Sequence[str] | None:
-        """The columns that are read, in order; None for all."""
-        return names_of(self.columns)
-
-    @cached_property
-    def window(self) -> int | None:
-        """Rows, or documents, that are shuffled together; None where nobody said how many."""
-        if isinstance(self.shuffle_buffer_size, str):
-            return None
-        return self.shuffle_buffer_size
-
-    @cached_property
-    def row_window(self) -> int | None:
-        """Rows that are shuffled together; None where they are parts of samples, of which the whole is shuffled."""
-        if self.samples.joins_rows:
-            return None
-        return self.window
-
-    @cached_property
-    def limits_memory(self) -> bool:
-        """Whether the caller says how many bytes a rank may hold."""
-        return isinstance(self.shuffle_buffer_size, str)
-
-    @cached_property
-    def memory(self) -> int:
-        """Bytes of a rank by which windows, reads and what is fetched ahead are sized."""
-        asked = self.shuffle_buffer_size
-        if isinstance(asked, str):
-            return parse_bytes(asked)
-        return DEFAULT_MEMORY
-
-    @cached_property
-    def ahead_bytes(self) -> int:
-        """Compressed bytes that each process fetches ahead of decoding."""
-        return self.remote.ahead_bytes(self.memory)
-
-    @cached_property
-    def lanes(self) -> int:
-        """Lanes of a rank: at least one."""
-        if self.num_workers is None:
-            return DEFAULT_LANES
-        return max(1, self.num_workers)
-
-    @cached_property
-    def split_rows(self) -> int | None:
-        """Target rows of a split; None where its size is in bytes."""
-        if isinstance(self.split_size, int):
-            return self.split_size
-        return None
-
-    @cached_property
-    def split_bytes(self) -> int | None:
-        """Target bytes of a split; None where its size is in rows, or was not given."""
-        if isinstance(self.split_size, str):
-            return parse_bytes(self.split_size)
-        return None
 
     @property
     def progress_interval(self) -> float:
@@ -442,10 +441,12 @@ class LoaderOptions:
             return RowStore()
         return as_row_store(self.row_store)
 
-    @cached_property
-    def remote(self) -> RemoteOptions:
-        """How files of stores are read, as `storage_options` says it."""
-        return RemoteOptions.of(self.storage_options)
+
+def _rows_or_bytes(given: int | str | None) -> tuple[int | None, int | None]:
+    """Return a size in rows, or in bytes where it is text; None for the other, and for what was not given."""
+    if isinstance(given, str):
+        return None, parse_bytes(given)
+    return given, None
 
 
 def _check_rank(options: LoaderOptions) -> None:
@@ -506,8 +507,7 @@ _AGAINST_BUDGETS = {
 
 
 def _check_budget(options: LoaderOptions) -> None:
-    budget = options.budget
-    if budget is None:
+    if options.budget is None:
         return
     if not options.count_filtered:
         raise ConfigError(

@@ -19,7 +19,7 @@ from torch_table_loader.engine.rank_info import asks_for_a_part
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fact_tables import Table, html_of
-from torch_table_loader.keywords import OtherKeywords, called, shown_classmethod, with_options
+from torch_table_loader.keywords import OtherKeywords, shown_classmethod, with_options
 from torch_table_loader.loader import Batch, TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import (
@@ -136,8 +136,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         Returns:
             ``(loader, dataset)``.
         """
-        with called(cls, "create_dataloader"):
-            dataset = cls(*args, **options)
+        dataset = cls(*args, **options)
         return dataset.loader(), dataset
 
     def loader(self) -> TableLoader[Self]:

@@ -15,7 +15,7 @@ from torch_table_loader import ConfigError, IcebergDataset, LoaderOptions, Mixed
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import parse_bytes
 from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
-from torch_table_loader.options import ABOUT, meanings
+from torch_table_loader.options import ABOUT, _Follows, meanings
 
 PROMISED = {
     "batch_size": 1024,
@@ -250,6 +250,17 @@ def test_invalid_sizes_are_refused(given: Any) -> None:
 @pytest.mark.parametrize(("num_workers", "lanes"), [(None, 4), (0, 1), (1, 1), (7, 7)])
 def test_workers_are_lanes_and_none_is_four(num_workers: int | None, lanes: int) -> None:
     assert LoaderOptions(num_workers=num_workers).lanes == lanes
+
+
+def test_what_follows_from_options_is_there_and_follows_other_values() -> None:
+    options = LoaderOptions(num_workers=3, shuffle=True, batch_size=7)
+    following = {name for name in get_type_hints(_Follows) if name in vars(options)}
+    assert following == set(get_type_hints(_Follows))
+    other = options.with_checked(num_workers=0, batch_size=9, shuffle_buffer_size="1MiB")
+    assert (options.lanes, options.batch_rows, options.limits_memory) == (3, 7, False)
+    assert (other.lanes, other.batch_rows, other.limits_memory, other.memory) == (1, 9, True, 1 << 20)
+    assert options.may_mix
+    assert other.may_mix
 
 
 @pytest.mark.parametrize("form", ["arrow", "dict"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.calls import made_by
 from tests.effort import daily
 from torch_table_loader import StructuredDataset, option_checks, options, units
 from torch_table_loader.batching import codec
@@ -48,35 +47,17 @@ def made(table: Path, mode: str, rank: int = 0, ranks: int = RANKS, **job: Any) 
     return StructuredDataset.create_dataloader(str(table), **given)[0]
 
 
-def frames_of(deed: Callable[[], Any], *modules: Any) -> list[FrameType]:
-    """Return the frames of the functions of some modules that a deed calls in this thread."""
-    found: list[FrameType] = []
-    files = {module.__file__ for module in modules}
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename in files:
-            found.append(frame)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        deed()
-    finally:
-        sys.setprofile(before)
-    return found
-
-
 def calls_of(deed: Callable[[], Any], *modules: Any) -> Counter[str]:
     """Count the calls of the functions of some modules."""
-    return Counter(frame.f_code.co_qualname for frame in frames_of(deed, *modules))
+    files = {module.__file__ for module in modules}
+    return Counter(call.code.co_qualname for call in made_by(deed) if call.file in files)
 
 
 def checked_by(deed: Callable[[], Any]) -> Counter[str]:
     """Count the checks of single options, by what was checked."""
     checking = options.LoaderOptions.__post_init__.__code__
-    called = frames_of(deed, option_checks, units)
-    checks = [frame for frame in called if frame.f_back is not None and frame.f_back.f_code is checking]
-    return Counter(frame.f_code.co_qualname for frame in checks)
+    checks = [call for call in made_by(deed) if call.file in (option_checks.__file__, units.__file__)]
+    return Counter(call.code.co_qualname for call in checks if call.caller is checking)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -30,7 +30,7 @@ _POOLED_BYTES = 128 * 1024
 _KEPT_BYTES = 1 << 18
 """From this size on, arrays are in reused blocks while an epoch runs."""
 
-_ALIGNMENT = 64
+CACHE_LINE = 64
 
 ROUNDED_PARTS = 16
 """A new block is larger than was asked for by at most one of so many parts."""
@@ -71,7 +71,7 @@ class Arena:
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return the next array, with undefined values."""
         found: NDArray[Any] = np.ndarray(shape, dtype, self._memory, self._at)
-        self._at += -(-found.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._at += -(-found.nbytes // CACHE_LINE) * CACHE_LINE
         return found
 
 
@@ -177,7 +177,7 @@ def aligned(num_bytes: int) -> int:
     >>> aligned(1), aligned(64)
     (64, 64)
     """
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return -(-num_bytes // CACHE_LINE) * CACHE_LINE
 
 
 def joined(parts: Sequence[NDArray[Any]], new: NewArray = new_array) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import encoded, plain, take_rows
-from torch_table_loader.arrow.buffers import Arena, aligned, new_array
+from torch_table_loader.arrow.buffers import CACHE_LINE, Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
@@ -146,12 +146,11 @@ class _Alike(NamedTuple):
     def of(cls, leaves: Sequence[Leaf]) -> list[_Alike]:
         """Return those of some leaves."""
         found: dict[np.dtype[Any], list[int]] = {}
-        line = aligned(1)
         for place, leaf in enumerate(leaves):
             kind = leaf.kind
-            if isinstance(kind, DenseKind) and not kind.inner and line % kind.dtype.itemsize == 0:
+            if isinstance(kind, DenseKind) and not kind.inner and CACHE_LINE % kind.dtype.itemsize == 0:
                 found.setdefault(kind.dtype, []).append(place)
-        lines = {dtype: np.zeros(line // dtype.itemsize, dtype) for dtype in found}
+        lines = {dtype: np.zeros(CACHE_LINE // dtype.itemsize, dtype) for dtype in found}
         return [
             cls(places, _picking(places), lines[dtype], len(places), len(lines[dtype]), dtype)
             for dtype, places in found.items()
@@ -176,8 +175,8 @@ class TensorCodec(PlainCodec[TensorRows]):
         self.refusing_nulls = chosen.refusing
         """The columns in which a null, at whatever depth, is an error."""
         self._coded, self._encoded = chosen.coded, chosen.encoded
-        self._keyed = keyed(schema, chosen.columns, policy)
-        self.shapes = [shape for column in self._keyed.makers for shape in column.shapes()]
+        self._keyed = keyed(schema, chosen, policy)
+        self.shapes = self._keyed.shapes
         keys = zip(self._keyed.makers, self._keyed.places, strict=True)
         found = [column.together(places) for column, places in keys if isinstance(column, Stack)]
         self.together = [some for some in found if some is not None]

@@ -187,7 +187,12 @@ class GridCell(Cell):
     @property
     def kind(self) -> DenseKind:
         """One array of a fixed shape a row."""
-        return dense_kind(self.item.kind.dtype, (self.size, *self.item.kind.inner))
+        return dense_kind(self.dtype, (self.size, *self.item.kind.inner))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the numbers in it."""
+        return self.item.kind.dtype
 
     @property
     def refuses_null(self) -> bool:

@@ -87,11 +87,6 @@ class TypePolicy:
         """Whether validity tensors were asked for."""
         return self.nulls == "mask"
 
-    @property
-    def fills(self) -> Mapping[str, Any]:
-        """The fills by column; empty where there are none."""
-        return self.by_column("nulls")
-
     def by_column(self, option: str) -> Mapping[str, Any]:
         """Return what an option says by column; empty where it says one thing for all."""
         given = getattr(self, option)

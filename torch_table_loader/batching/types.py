@@ -64,7 +64,7 @@ from torch_table_loader.option_values import ColumnStatistics, Hash, Pad, Unsupp
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.decoders import Cell, Coder, Cut
+    from torch_table_loader.batching.decoders import Cell, Coder, Cut, Shape
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.option_values import Strings, Vocabulary
 
@@ -111,6 +111,7 @@ class Chosen:
 
     Args:
         columns: one decoder a column.
+        shapes: what comes of them all.
         sensitive: the names of single values in which a null is an error.
         refusing: the names of columns in which a null, at whatever depth, is one.
         coded: the names of columns that may come as dictionaries.
@@ -118,6 +119,7 @@ class Chosen:
     """
 
     columns: list[Decoder]
+    shapes: list[Shape]
     sensitive: frozenset[str]
     refusing: frozenset[str]
     coded: frozenset[str]
@@ -126,23 +128,23 @@ class Chosen:
 
 def choose(schema: pa.Schema, policy: TypePolicy) -> Chosen:
     """Choose the node that decodes each column."""
-    chooser = Chooser(policy)
-    columns, encoded = list[Decoder](), list[int]()
     fields = list(schema)  # once: Arrow makes its entries anew each time
     opened = [opened_type(entry.type) for entry in fields]
+    named = policy.all_by_column()
+    chooser = Chooser(policy, named.get("nulls", {}), policy.masks)
+    columns, encoded = list[Decoder](), list[int]()
     for place, (entry, kind) in enumerate(zip(fields, opened, strict=True)):
         columns.append(chooser.column(entry.name, kind, entry.name, nullable=entry.nullable))
         if kind is not entry.type and not columns[-1].takes_encoded and kind != entry.type:
             encoded.append(place)
-    check_keys(columns, "the table")
-    named = policy.all_by_column()
+    shapes = check_keys(columns, "the table")
     for option, usable in _USABLE.items():
         check_names(option, named.get(option, ()), chooser.known, usable)
     _check_unsupported(named.get("unsupported", ()), chooser)
     refusing = [column for column in columns if column.refuses_null]
     single = [each for each in refusing if isinstance(each, FixedDecoder) and isinstance(each.cell, FlatCell)]
     coded = [column for column in columns if column.takes_encoded]
-    return Chosen(columns, _names(single), _names(refusing), _names(coded), encoded)
+    return Chosen(columns, shapes, _names(single), _names(refusing), _names(coded), encoded)
 
 
 def _names(columns: Sequence[Decoder]) -> frozenset[str]:
@@ -151,27 +153,26 @@ def _names(columns: Sequence[Decoder]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """What makes each key of a batch, and beside it the places of its columns."""
+    """What makes each key of a batch, beside it the places of its columns, and what comes of all."""
 
-    makers: list[Decoder | Stack] = field(default_factory=list)
-    places: list[tuple[int, ...]] = field(default_factory=list)
-
-    def add(self, maker: Decoder | Stack, places: tuple[int, ...]) -> None:
-        """Add a key."""
-        self.makers.append(maker)
-        self.places.append(places)
+    makers: Sequence[Decoder | Stack]
+    places: Sequence[tuple[int, ...]]
+    shapes: list[Shape]
 
 
-def keyed(schema: pa.Schema, columns: Sequence[Decoder], policy: TypePolicy) -> Keyed:
+def keyed(schema: pa.Schema, chosen: Chosen, policy: TypePolicy) -> Keyed:
     """Return what makes each key of a batch; columns that no key names come last."""
-    asked = policy.columns if isinstance(policy.columns, Mapping) else {}
-    found, taken = Keyed(), set[int]()
-    for key, names in asked.items():
+    columns = chosen.columns
+    if not isinstance(policy.columns, Mapping):
+        return Keyed(columns, [(place,) for place in range(len(columns))], chosen.shapes)
+    makers, found, taken = list[Decoder | Stack](), list[tuple[int, ...]](), set[int]()
+    for key, names in policy.columns.items():
         places = tuple(schema.get_field_index(name) for name in ([names] if isinstance(names, str) else names))
         taken.update(places)
         own = [columns[place] for place in places]
         if isinstance(names, str):
-            found.add(replace(own[0], name=key), places)
+            makers.append(replace(own[0], name=key))
+            found.append(places)
             continue
         for name, column in zip(names, own, strict=True):
             if not isinstance(column, FixedDecoder) or column.cell.kind.inner or column.masked:
@@ -180,13 +181,12 @@ def keyed(schema: pa.Schema, columns: Sequence[Decoder], policy: TypePolicy) -> 
                     f"{schema.field(name).type} is none{_why_none(column)}; give it a key of its own"
                 )
         members = tuple(column for column in own if isinstance(column, FixedDecoder))
-        found.add(Stack(key, members, members[0].cut), places)
-    for place, column in enumerate(columns):
-        if place not in taken:
-            found.add(column, (place,))
-    if asked:
-        check_keys(found.makers, "the batch")
-    return found
+        makers.append(Stack(key, members, members[0].cut))
+        found.append(places)
+    left = [place for place in range(len(columns)) if place not in taken]
+    makers += [columns[place] for place in left]
+    found += [(place,) for place in left]
+    return Keyed(makers, found, check_keys(makers, "the batch"))
 
 
 def _why_none(column: Decoder) -> str:
@@ -195,10 +195,10 @@ def _why_none(column: Decoder) -> str:
     return ""
 
 
-def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
-    """Refuse columns of which two would come under one key of a batch."""
-    names = Counter([shape.name for column in columns for shape in column.shapes()])
-    for name, count in names.items():
+def check_keys(columns: Sequence[Decoder | Stack], where: str) -> list[Shape]:
+    """Refuse columns of which two would come under one key of a batch; return what comes of all."""
+    shapes = [shape for column in columns for shape in column.shapes()]
+    for name, count in Counter([shape.name for shape in shapes]).items():
         if count > 1:
             hint = "another column"
             if name.endswith(MASK_SUFFIX):
@@ -207,6 +207,7 @@ def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
                 f"{where} has a column {name!r}, and {hint} would have the same name; "
                 "rename one, or leave one out with columns=[...]"
             )
+    return shapes
 
 
 @dataclass(slots=True)
@@ -214,18 +215,17 @@ class Chooser:
     """Chooses the node of each column, and notes what is at every dotted path that it meets."""
 
     policy: TypePolicy
+    _fills: Mapping[str, Any]
+    _masks: bool
     known: dict[str, str] = field(default_factory=dict)
     formless: set[str] = field(default_factory=set)
     """The dotted paths without a form as tensors."""
-    _fills: Mapping[str, Any] = field(init=False)
-    _masks: bool = field(init=False)
     _cuts: Mapping[str, Cut] = field(init=False)
     """How columns are cut into batches, by their form."""
 
     def __post_init__(self) -> None:
         """Look up what is the same for all columns."""
         output = _OUTPUTS[self.policy.output_format]
-        self._fills, self._masks = self.policy.fills, self.policy.masks
         self._cuts = {
             "fixed": _FIXED_CUTS[self.policy.output_format],
             "nested": outputs.cut_nested,
@@ -337,7 +337,7 @@ class Chooser:
         else:
             self.known[path] = "number"
             cell = self._flat(kind, path)
-        dtype = cell.kind.dtype
+        dtype = cell.dtype
         if path in self._fills:
             if (element := outputs.mark_of(dtype)) is not None:
                 raise ConfigError(

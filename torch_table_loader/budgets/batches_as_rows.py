@@ -16,7 +16,7 @@ from torch_table_loader.budgets.counts import BudgetCounts
 from torch_table_loader.engine.row_lengths import check_lengths, lengths_in
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.budgets import Limits, filled, widths_of
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.permutation import permuted_range
 from torch_table_loader.planning.rows_of import runs_of_batch
 from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
@@ -134,7 +134,7 @@ class BatchesAsRows(RowStage):
         order, sizes = self._cut(widths_of(self._lengths(batch), self.samples.pad))
         ends = np.cumsum(sizes)
         if self._order_key is not None and len(sizes):
-            mixed = Permutation(len(sizes), self._order_key).take(np.arange(len(sizes)))
+            mixed = permuted_range(len(sizes), self._order_key)
             begins, sizes = (ends - sizes)[mixed], sizes[mixed]
             ends = np.cumsum(sizes)
             order = order[np.arange(len(order)) + np.repeat(begins - ends + sizes, sizes)]

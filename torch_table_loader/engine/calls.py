@@ -16,7 +16,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 _counts: Counter[str] = Counter()
 
-_running: ContextVar[Call | None] = ContextVar("_running", default=None)
+running: ContextVar[Call | None] = ContextVar("running", default=None)
 """The call of this thread that makes a loader."""
 
 
@@ -68,11 +68,6 @@ def place() -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def running() -> Call | None:
-    """Return the call that makes a loader in this thread."""
-    return _running.get()
-
-
 @contextmanager
 def making(maker: object, refused: Callable[[Call, BaseException], None]) -> Iterator[None]:
     """Make one or several loaders in one call; an error of which no other rank knows yet is told to them.
@@ -81,12 +76,12 @@ def making(maker: object, refused: Callable[[Call, BaseException], None]) -> Ite
         maker: see `Call`.
         refused: is given such an error.
     """
-    outer = _running.get()
+    outer = running.get()
     if outer is not None and outer.maker is maker:
         yield
         return
     call = Call(maker, outer)
-    token = _running.set(call)
+    token = running.set(call)
     try:
         yield
     except BaseException as error:
@@ -96,7 +91,7 @@ def making(maker: object, refused: Callable[[Call, BaseException], None]) -> Ite
             outer.is_over |= call.is_over
         raise
     finally:
-        _running.reset(token)
+        running.reset(token)
         call.maker = None  # a client's idle connections may keep the context, and with it the call
 
 

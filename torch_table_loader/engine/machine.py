@@ -210,6 +210,10 @@ FAR_REQUESTS = 128
 milliseconds, and a footer takes less than one of them to check."""
 
 
+_SURVEY = "table-loader-survey"
+"""What these threads are called."""
+
+
 def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | None = None) -> list[R]:
     """Map over threads, and return the results in the order of the items; the first error is raised.
 
@@ -218,10 +222,11 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | N
     """
     if len(items) <= 1:
         return [work(item) for item in items]
-    threads, order = FAR_REQUESTS, halving(len(items))
     if asks is None or asks.is_local:
-        threads, order = min(4 * (os.cpu_count() or 1), FAR_REQUESTS), range(len(items))
-    with Threads(min(len(items), threads), "table-loader-survey") as pool:
+        with Threads(min(len(items), 4 * (os.cpu_count() or 1), FAR_REQUESTS), _SURVEY) as pool:
+            return list(pool.map(work, items))
+    order = halving(len(items))
+    with Threads(min(len(items), FAR_REQUESTS), _SURVEY) as pool:
         found = dict(zip(order, pool.map(lambda place: work(items[place]), order), strict=True))
     return [found[place] for place in range(len(items))]
 

@@ -67,7 +67,7 @@ class PlanCheck:
         self._num_ranks = num_ranks
         self._timeout = timeout or TIMEOUT
         self._store: Any = None
-        self._call: Call | None = running()
+        self._call: Call | None = running.get()
         self._same: SameCall | None = None
         """What ranks say of this call, until this one has compared its plan or begun to read."""
         self._begun: Counter[tuple[int, str]] = Counter()

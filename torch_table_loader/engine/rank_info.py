@@ -47,12 +47,12 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
     Raises:
         ConfigError: the sources disagree, or a mesh has no data-parallel dimension.
     """
-    if is_mesh(options.num_ranks):
-        return _of_mesh(options.num_ranks)
     if options.num_ranks == "auto":
         found = _automatic(sys.modules, os.environ)
         _log.info("reading as rank %d of %d, as %s says", *found)
         return found
+    if not isinstance(options.num_ranks, int | None):
+        return _of_mesh(options.num_ranks)
     num_ranks = options.num_ranks or 1
     if num_ranks > 1 and options.rank is None:
         raise ConfigError(

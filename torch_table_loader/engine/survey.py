@@ -112,19 +112,17 @@ def survey(
     unread_keys = tuple(key for key in getattr(source, "unread_keys", ()) if key not in schema.names)
     if filters is not None:
         check_filter(filters, schema, unread_keys)
+    deleted = _with_deletes(found.files)
     layout = _layout(source.storage, found, filters, schema)
-    layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
+    if deleted:
+        layout = _without_deleted(layout, deleted, deletes, source.storage, split_deletes=split_deletes)
     if snapshot is None:
         identity = fingerprint(found.files, layout.file_rows.tolist(), settings_of(found.files))
         own = {"unread_keys": unread_keys, "filters": filters}
         table = Table(storage, layout, found.metas, schema, identity, deletes, **own)
     else:
         table = _snapshot_table(snapshot, layout, found.metas, deletes, filters)
-    _log.info(
-        "read the footers of %d files in %.2f s: %d row groups, %d rows; %d files and %d row groups are pruned",
-        *(len(layout), time.perf_counter() - began, len(layout.group_rows), layout.num_rows),
-        *(layout.pruned_files, layout.pruned_groups),
-    )
+    _log.info("read the footers of %d files in %.2f s: %s", len(found.files), time.perf_counter() - began, layout)
     return _without(table, found.left_out)
 
 
@@ -180,7 +178,8 @@ def _estimate(
     metas = LazyFooters(layout.files, inspect)
     # A file without rows is never opened later: only here it is noticed if it has some.
     in_parallel(metas.__getitem__, np.flatnonzero(layout.file_rows == 0).tolist(), asks=snapshot.storage)
-    layout = _without_deleted(layout, deletes, snapshot.storage, split_deletes=split_deletes)
+    if deleted := _with_deletes(layout.files):
+        layout = _without_deleted(layout, deleted, deletes, snapshot.storage, split_deletes=split_deletes)
     return _snapshot_table(snapshot, layout, metas, deletes, filters)
 
 
@@ -207,20 +206,24 @@ def _snapshot_table(
     )
 
 
-def _without_deleted(layout: TableLayout, deletes: Deletes, storage: Storage, *, split_deletes: bool) -> TableLayout:
-    """Return the table without the rows that deletes take."""
-    files = layout.files
+def _with_deletes(files: Sequence[DataFile]) -> list[int]:
+    """Return the places of files that have deletes."""
     if isinstance(files, ListedFiles):
-        deleted: list[int] = files.deleted.tolist()
-    else:
-        deleted = [index for index, file in enumerate(files) if file.deletes]
+        found: list[int] = files.deleted.tolist()
+        return found
+    return [index for index, file in enumerate(files) if file.deletes]
+
+
+def _without_deleted(
+    layout: TableLayout, deleted: Sequence[int], deletes: Deletes, storage: Storage, *, split_deletes: bool
+) -> TableLayout:
+    """Return the table without the rows that deletes take of some files."""
+    files = layout.files
 
     def live(index: int) -> Sequence[int]:
         groups = layout.groups_of(index)
         return _live(files[index], layout.group_rows[groups.start : groups.stop], deletes)
 
-    if not deleted:
-        return layout
     counted = in_parallel(live, deleted, asks=storage)
     return layout.without(dict(zip(deleted, counted, strict=True)), split_deletes=split_deletes)
 

@@ -14,7 +14,7 @@ from torch_table_loader.mixtures.mixed_stream_work import SourceWork, StreamPart
 from torch_table_loader.mixtures.mixed_windows import MixingCost, rows_of_a_batch
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import NO_RUNS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +93,7 @@ class SourceReading:
     def _common(self, rounds: Rounds, common: Mapping[str, Any]) -> dict[str, Any]:
         """Return what reads the source's sections beside reader and codec; the mixture makes the batches."""
         deal = self.stage.deal
-        plan = RankPlan((), Runs.of([]), rows_of_a_batch(deal, self.name), 0, deals=self.name in self.stage.mixed)
+        plan = RankPlan((), NO_RUNS, rows_of_a_batch(deal, self.name), 0, deals=self.name in self.stage.mixed)
         return {
             **common,
             "plan": plan,

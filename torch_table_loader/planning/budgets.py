@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.permutation import permuted_range
 from torch_table_loader.planning.stages import SamplePosition
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def _alike(
     widths = np.concatenate(list(measure.counted(rows)))
     by_length = np.argsort(widths, kind="stable")
     found = list(filled([widths[by_length]], measure.limits))
-    mixed = Permutation(len(found), key).take(np.arange(len(found)))
+    mixed = permuted_range(len(found), key)
     return rows[by_length], [found[number] for number in mixed.tolist()]
 
 

@@ -13,7 +13,7 @@ from torch_table_loader.options import DEFAULT_SPLIT_BYTES
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.permutation import permuted_range
 from torch_table_loader.planning.splits import SplitTable
 from torch_table_loader.records import Shard, Split
 from torch_table_loader.units import integer, parse_bytes
@@ -162,7 +162,7 @@ class RoundRobinStrategy:
         order = range(len(files))
         if self.shuffle:
             key = derive_key(self.seed, epoch, "round-robin files")
-            order = Permutation(len(files), key).slice(0, len(files)).tolist()
+            order = permuted_range(len(files), key).tolist()
         mine = order[rank::num_ranks]
         return [
             Shard(id=worker, splits=[Split(files[file]) for file in mine[worker::num_workers]])

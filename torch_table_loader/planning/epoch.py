@@ -15,9 +15,9 @@ from torch_table_loader.planning.file_batches import full_batches, in_rows, in_u
 from torch_table_loader.planning.interleaving import mixed, mixed_until
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, Section, TakenLanes, lane_name, longest_first_of_hands
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.permutation import permuted_range
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.planning.runs import Hands, Runs
+from torch_table_loader.planning.runs import NO_RUNS, Hands, Runs
 from torch_table_loader.planning.splits import SegmentTable
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def epoch_order(
     present = np.flatnonzero(segments.metadata_rows > 0)
     if not shuffle:
         return present
-    permutation = Permutation(len(present), derive_key(seed, epoch, purpose))
-    return present[permutation.slice(0, len(present))]
+    return present[permuted_range(len(present), derive_key(seed, epoch, purpose))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +93,11 @@ class CutEpoch:
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
-        topology, mixing = self.topology, self.topology.mixing
+        topology = self.topology
         padding, steps = self.quotas
         dealt = self._lanes(np.array([rank]))
-        windows = topology.windows_of(dealt.runs.num_rows)
         lanes = tuple(dealt)
+        windows, mixing = topology.windows_of(dealt.runs.num_rows), topology.mixing
         if mixing is not None and windows is not None:
             lanes = tuple(mixed(lane, len(self._live), mixing.splits, windows) for lane in dealt)
         repeated = self._in_rows(repeat_rows(self._shared, int(padding[rank])))
@@ -127,7 +126,7 @@ class CutEpoch:
         taken = TakenLanes.after(self._lanes(ranks), most[ranks], steps, size, by_file=self.by_file)
         if self.topology.shuffle_buffer_size is None:
             return self.consumed.with_delivered([(taken.runs, (), self.segments.bases)])
-        opened, runs = list[OpenWindow](), [Runs.of([])]
+        opened, runs = list[OpenWindow](), [NO_RUNS]
         for rows, windows in self._delivered_in_windows(ranks.tolist(), taken):
             runs.append(rows)
             opened += windows
@@ -269,7 +268,7 @@ class DealtEpoch:
             steps = sum(num_batches(lane, size) for lane in lanes)
         return RankPlan(
             lanes,
-            Runs.of([]),
+            NO_RUNS,
             size,
             steps,
             f"rank {rank} in stage {self.stage}",
@@ -286,7 +285,7 @@ def repeat_rows(order: Runs, count: int) -> Runs:
     [(4, 0, 3), (4, 0, 2)]
     """
     if not count:
-        return Runs.of([])
+        return NO_RUNS
     whole, rest = divmod(count, order.num_rows)
     return Runs.concat([order] * whole + [order.slice(0, rest)])
 

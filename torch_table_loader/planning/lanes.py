@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from torch_table_loader.planning.file_batches import batch_ends, first_row, num_batches
-from torch_table_loader.planning.runs import Hands, Runs
+from torch_table_loader.planning.runs import NO_RUNS, Hands, Runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -247,7 +247,7 @@ class RankPlan:
         """
         done, whole = self.batches_before(step), self.batches_before(self.steps)
         found: list[tuple[Section | None, Runs]] = []
-        nothing = Runs.of([])
+        nothing = NO_RUNS
         for lane, (batches, most, own) in enumerate(zip(done, whole, self.body_batches, strict=True)):
             body, tails, full = None, nothing, min(batches, own)
             if full:

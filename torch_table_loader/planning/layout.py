@@ -47,6 +47,8 @@ class TableLayout(Sequence[DataFileInfo]):
     """int64[G+1]: the ordinal of each row group's first row among all rows of the table."""
     file_starts: NDArray[np.int64] = field(init=False)
     """int64[F+1]: the ordinal of each file's first row among all rows of the table."""
+    file_rows: NDArray[np.int64] = field(init=False)
+    """int64[F] rows of each file."""
     num_rows: int = field(init=False)
     """All rows, before deletes and filters."""
     has_deletes: bool = field(init=False)
@@ -68,9 +70,17 @@ class TableLayout(Sequence[DataFileInfo]):
         np.cumsum(self.group_rows, out=starts[1:])
         object.__setattr__(self, "group_starts", starts)
         object.__setattr__(self, "file_starts", starts[self.group_offsets])
+        object.__setattr__(self, "file_rows", np.diff(self.file_starts))
         object.__setattr__(self, "num_rows", int(starts[-1]))
         object.__setattr__(self, "has_deletes", bool((self.group_live != self.group_rows).any()))
         object.__setattr__(self, "must_count", bool((self.group_live < 0).any()))
+
+    def __str__(self) -> str:
+        """Say how much there is, and how much of it is not read."""
+        return (
+            f"{len(self.group_rows)} row groups, {self.num_rows} rows; {self.pruned_files} files and "
+            f"{self.pruned_groups} row groups are pruned"
+        )
 
     @classmethod
     def of(
@@ -153,11 +163,6 @@ class TableLayout(Sequence[DataFileInfo]):
     def num_bytes(self) -> int:
         """Bytes of all files as stored."""
         return int(self.file_bytes.sum())
-
-    @property
-    def file_rows(self) -> NDArray[np.int64]:
-        """int64[F] rows of each file."""
-        return np.diff(self.file_starts)
 
     @property
     def kept_groups(self) -> NDArray[np.int64]:

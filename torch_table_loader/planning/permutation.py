@@ -112,6 +112,16 @@ class Permutation:
         return self._network.forward(positions)
 
 
+def permuted_range(n: int, key: Key) -> Ints:
+    """Return all items of a permutation: the numbers below n, in an order that the key selects.
+
+    >>> from torch_table_loader.planning.keys import derive_key
+    >>> permuted_range(10, derive_key(0, 0, "rows")).tolist()
+    [5, 3, 7, 1, 9, 4, 6, 8, 0, 2]
+    """
+    return Permutation(n, key)._network.forward(np.arange(n, dtype=np.int64))
+
+
 class _Sorted:
     """Items in the order of their keyed hashes; ties go by their numbers."""
 

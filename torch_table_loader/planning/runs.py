@@ -105,7 +105,7 @@ class Runs:
         ends, total = self.ends, self.num_rows
         start, stop = max(0, start), min(stop, total)
         if start >= stop:
-            return Runs.of([])
+            return NO_RUNS
         if start == 0 and stop == total:
             return self
         first, last = int(ends.searchsorted(start, side="right")), int(ends.searchsorted(stop, side="left"))
@@ -174,6 +174,10 @@ def covered(runs: Runs) -> tuple[Runs, NDArray[np.int64]]:
     cover, lengths = Runs(split, start, stop), runs.stop - runs.start
     first = (cover.ends - cover.stop)[at] + runs.start
     return cover, np.repeat(first - runs.ends + lengths, lengths) + np.arange(runs.num_rows)
+
+
+NO_RUNS = Runs.of([])
+"""No piece of any split."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_table_loader.planning.keys import derive_key, keyed_hashes
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.permutation import permuted_range
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.window_sizes import WindowSizes
 
@@ -64,7 +64,7 @@ def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]
     >>> permuted(4, seed=1, epoch=0, name="window at 0 of lane 0").tolist()
     [1, 3, 2, 0]
     """
-    return Permutation(length, derive_key(seed, epoch, name)).slice(0, length)
+    return permuted_range(length, derive_key(seed, epoch, name))
 
 
 _NEAR_NUMBERS = 1 << 13

@@ -279,7 +279,8 @@ def _listed(
             listings: list[_Listing] = list(begun)
         else:
             listings = [(_versions(storage, [_below(storage, root, name) for name in files]), ())]
-    everything = chain(*(seen for _, seen in listings), *map(result_of, looks))
+        around = list(map(result_of, looks))
+    everything = chain(*(seen for _, seen in listings), *around)
     files_to_read = {entry.path for found, _ in listings for entry in filter(has_bytes, found)}
     refuse_table_formats(storage, everything, files_to_read)
     return root, listings

@@ -134,7 +134,7 @@ class Planner:
         self._by_epoch: Newest[int, tuple[LiveCounter, dict[Extent | None, SegmentTable]]] = Newest(_KEPT_EPOCHS)
         """What counts in an epoch and what it has counted, where each epoch has other rows."""
         if self._cuts:
-            self._segments[None] = self._segment(strategy.cut(layout))
+            self._segments[None] = SegmentTable.of(strategy.cut(layout), filtered=filtered)
         self._kept = self._begun(0)
 
     def with_topology(self, topology: Topology) -> Planner:
@@ -169,7 +169,9 @@ class Planner:
 
     def whole(self) -> SegmentTable:
         """Return the splits of a strategy that cuts, with the live rows of each, whichever rank reads it."""
-        return self._count(self._kept_of(0), None, np.arange(len(self._segments[None].splits)))
+        kept = self._kept_of(0)
+        kept.segments[None] = whole = self._counted_whole(kept.segments[None], kept.counter)
+        return whole
 
     def made_of(self, segments: SegmentTable, epoch: int) -> SampleCounts | None:
         """Return what was counted of the samples that are made of some splits in an epoch."""
@@ -249,12 +251,6 @@ class Planner:
             orders[extent] = epoch_order(segments[extent], shuffle=self._shuffle, seed=self._seed, epoch=epoch)
         return orders[extent]
 
-    def _count(self, kept: _Kept, extent: Extent | None, splits: NDArray[np.int64]) -> SegmentTable:
-        """Return the splits of the table, as it is or was, with the live rows that some of them have in an epoch."""
-        if kept.counter is not None:
-            kept.segments[extent] = self._counted(kept.segments[extent], splits, kept.counter)
-        return kept.segments[extent]
-
     def _counted(self, segments: SegmentTable, wanted: NDArray[np.int64], counter: LiveCounter) -> SegmentTable:
         """Fill in the live rows of some splits; of loose ones, by parts of files that are each counted once."""
         if not segments.splits.loose:
@@ -279,11 +275,13 @@ class Planner:
 
     def _cut_epoch(self, laid_out: _LaidOut, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
         """Return a stage that the strategy cuts, with the rows counted that some ranks need (None: all)."""
-        job = cast("CutEpoch", laid_out.job)
-        wanted = job.order
+        job, kept = cast("CutEpoch", laid_out.job), self._kept_of(position.epoch)
+        if kept.counter is None:
+            return job
+        wanted, extent = job.order, position.stage.extent
         if ranks is not None and not job.stage:
             wanted = np.concatenate([wanted[:0], *map(job.splits_of, ranks)])
-        segments = self._count(self._kept_of(position.epoch), position.stage.extent, wanted)
+        kept.segments[extent] = segments = self._counted(kept.segments[extent], wanted, kept.counter)
         if segments is not job.segments:
             laid_out.job = job = replace(job, segments=segments)
         return job

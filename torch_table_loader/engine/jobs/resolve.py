@@ -76,7 +76,7 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
         ConfigError: the table has no such column (the nearest are named), or a column of ours would hide one.
     """
     names = table.schema.names
-    asked = options.samples.reads(options.column_names)
+    asked = options.reads
     if asked is None:
         asked = names
     columns, known = list(asked), frozenset(names)

@@ -36,7 +36,7 @@ from torch_table_loader.planning.rows_of import (
     spans_of_batch,
     spans_of_ids,
 )
-from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.runs import NO_RUNS
 from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.schedules import Done
@@ -225,8 +225,7 @@ class StreamJob(Job):
                 longest = min(longest, until)
             return replace(planned, plan=planned.plan.up_to(until), longest=longest)
         whole = self.planner.plan(self.planner.start(position.epoch), self.rank)
-        empty = tuple(Runs.of([]) for _ in range(self.topology.lanes))
-        nothing = RankPlan(empty, Runs.of([]), self.topology.batch_size, 0)
+        nothing = RankPlan((NO_RUNS,) * self.topology.lanes, NO_RUNS, self.topology.batch_size, 0)
         return replace(whole, plan=nothing, windows=(), longest=position.stage.steps)
 
     @override

@@ -18,7 +18,7 @@ from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.rows_of import runs_of_section
-from torch_table_loader.planning.runs import Runs, covered
+from torch_table_loader.planning.runs import NO_RUNS, Runs, covered
 from torch_table_loader.planning.taken_files import PlannedFiles
 from torch_table_loader.planning.windows import Dealing, Stretch, order_of, order_of_runs, stretches
 from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
@@ -165,7 +165,7 @@ class StreamWork(LaneWork):
         if sizes is None:
             return rows
         dealt = self.plan.batch_size if self.plan.deals else 0
-        stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, sizes, None, dealt)
+        stretch = Stretch(self.plan.tail_name(number), 0, NO_RUNS, 0, self.segments, sizes, None, dealt)
         shuffle = self._shuffle(stretch, sizes, rows.num_rows)
         return cast("Rows", self.codec.concat([*shuffle.push(Part(rows, 0, rows.num_rows)), *shuffle.finish()]))
 

@@ -256,14 +256,14 @@ class RowStoreHandle:
             request = min(sizes().far_request_bytes, int(table.layout.file_bytes.max(initial=0)))
             fetched = min(self._fetching.ahead_bytes + threads * request, table.layout.num_bytes)
         read = LANE_COPIES * min(self._reader.max_rows, int(table.layout.group_rows.max(initial=0))) * row_bytes
-        part = table.part_bytes(names)
-        opened = max(part, table.open_bytes(names, self._reader.max_rows, row_bytes)) + part + read
+        opened = threads * (table.open_bytes(names, self._reader.max_rows, row_bytes) + read)
+        opened = max(opened + table.part_bytes(names, threads), table.part_bytes(names, 2 * threads))
         rows = min(threads * max(self.spec.chunk_rows, default=0), table.layout.num_rows)
         # Distinct texts are looked for among those of a chunk, which are then joined.
         joined = rows * table.kept_bytes(texts, self.spec.chunk_rows)
         joined = _TEXT_COPIES * min(joined, threads * len(texts) * sizes().chunk_word_bytes)
         beyond = 2 * table.beyond_bytes(names, row_bytes, rows, threads)
-        return joined + beyond + fetched + threads * opened
+        return joined + beyond + fetched + opened
 
     @property
     def _builders(self) -> int:

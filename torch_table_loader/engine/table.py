@@ -286,36 +286,41 @@ class Table:
         """Return what an open file holds beside the rows that it gave, where at most so many come at once."""
         found = [0]
         for group in self._largest(columns):
-            index, whole = self._file_of(group), int(self.layout.group_rows[group]) * row_bytes
+            index, num_rows = self._file_of(group), int(self.layout.group_rows[group])
             if self.estimated:
-                found.append(whole)
+                found.append(num_rows * row_bytes)
                 continue
             at, reader = group - int(self.layout.group_offsets[index]), reader_of(self.files[index])
+            own = min(row_bytes, self._decoded(group, columns)[1] or row_bytes)
             if not isinstance(reader, HoldingReader):
-                found.append(whole)
+                found.append(num_rows * own)
                 continue
             with naming(self.storage, self.files[index]):
                 names = self._in_file(index, columns)
-                found.append(reader.held_bytes(self.metas[index], at, names, max_rows, row_bytes))
+                found.append(reader.held_bytes(self.metas[index], at, names, max_rows, own))
         return max(found)
 
-    def part_bytes(self, columns: Sequence[str]) -> int:
-        """Return what the largest part of a file takes that is decoded as one, as far as files say it."""
+    def part_bytes(self, columns: Sequence[str], count: int) -> int:
+        """Return what so many of the largest parts of files take that are decoded as one, as far as files say it."""
         if self.estimated:
             return 0
-        told = (index for index, meta in enumerate(self.metas) if meta.at_once)
-        return max((self.metas[index].part_bytes(self._in_file(index, columns)) for index in told), default=0)
+        parts = list[int]()
+        for index, meta in enumerate(self.metas):
+            if meta.at_once:  # where it does not say where row groups lie, one may be many such parts
+                some = count if meta.group_ranges is None else min(count, len(meta.group_rows))
+                parts += [meta.part_bytes(self._in_file(index, columns))] * some
+        return sum(sorted(parts)[-count:])
 
     def beyond_bytes(self, columns: Sequence[str], row_bytes: int, rows: int, splits: int) -> int:
         """Return how much more than so many bytes each rows may decode to that come from so many splits."""
-        if not (part := self.part_bytes(columns)):
+        if not self.part_bytes(columns, 1):
             return 0
         beyond = 0
         for index, meta in enumerate(self.metas):
             decoded = meta.decoded_bytes(self._in_file(index, columns)) if meta.at_once else None
             beyond += max(0, (decoded or 0) - meta.num_rows * row_bytes)
         parts = splits + rows // max(1, self.layout.num_rows // max(1, len(self.layout.group_rows)))
-        return min(beyond, parts * part)
+        return min(beyond, self.part_bytes(columns, parts))
 
     def _largest(self, columns: Sequence[str]) -> list[int]:
         """Return the row groups that hold the most bytes, the most rows, and the rows that decode to the most."""

@@ -62,14 +62,13 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if largest <= reading.rows < 2 * largest:
         opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
     # A part that is decoded as one lives until its last rows are taken; meanwhile, each reader decodes another.
-    table, columns = reading.table, reading.columns
-    part = table.part_bytes(columns)
-    open_bytes = opened * max(part, table.open_bytes(columns, reading.rows, job.row_bytes))
-    open_bytes += max(1, reading.threads) * part
+    table, columns, readers = reading.table, reading.columns, max(1, reading.threads)
+    lanes = max(1, sum(runs.num_rows > 0 for runs in planned.plan.lanes))
+    decoded, lived = (-(-table.part_bytes(columns, lanes * some) // lanes) for some in (readers, opened + readers))
+    open_bytes = max(opened * table.open_bytes(columns, reading.rows, job.row_bytes) + decoded, lived)
     open_bytes += table.beyond_bytes(columns, job.row_bytes, options.most_rows, 2)  # a batch is joined of both
     if window:  # it may have all rows that are large, whichever lane's it is
-        lanes = sum(runs.num_rows > 0 for runs in planned.plan.lanes)
-        open_bytes += -(-2 * table.beyond_bytes(columns, job.row_bytes, window, opened) // max(1, lanes))
+        open_bytes += -(-2 * table.beyond_bytes(columns, job.row_bytes, window, opened) // lanes)
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes
     block = min(reading.stage.block_rows or 0, largest)

@@ -282,8 +282,12 @@ class Table:
         """
         return max([row_bytes, *(self._decoded(group, columns)[0] for group in self._largest(columns))])
 
-    def open_bytes(self, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
-        """Return what an open file holds beside the rows that it gave, where at most so many come at once."""
+    def open_bytes(self, columns: Sequence[str], max_rows: int, row_bytes: int, *, decides_order: bool = False) -> int:
+        """Return what an open file holds beside the rows that it gave, where at most so many come at once.
+
+        Args:
+            decides_order: whether the order depends on it, so that what only near files say must not count.
+        """
         found = [0]
         for group in self._largest(columns):
             index, num_rows = self._file_of(group), int(self.layout.group_rows[group])
@@ -296,8 +300,11 @@ class Table:
                 found.append(num_rows * own)
                 continue
             with naming(self.storage, self.files[index]):
-                names = self._in_file(index, columns)
-                found.append(reader.held_bytes(self.metas[index], at, names, max_rows, own))
+                meta, names = self.metas[index], self._in_file(index, columns)
+                held = reader.held_bytes(meta, at, names, max_rows, own)
+            if meta.at_once and not decides_order:
+                held = min(held, meta.group_bytes[at] + meta.part_bytes(names))
+            found.append(held)
         return max(found)
 
     def part_bytes(self, columns: Sequence[str], count: int) -> int:

@@ -29,7 +29,7 @@ from torch_table_loader.read.by_id import found_by_name
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import naming
 from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.formats import reader_of
+from torch_table_loader.read.formats import is_columnar, reader_of
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.records import ReadTask
 
@@ -304,6 +304,8 @@ class Table:
                 held = reader.held_bytes(meta, at, names, max_rows, own)
             if meta.at_once and not decides_order:
                 held = min(held, meta.group_bytes[at] + meta.part_bytes(names))
+            elif num_rows <= max_rows and is_columnar(self.files[index]) and not decides_order:
+                held = held * (1 << (num_rows - 1).bit_length()) // num_rows  # the room that Arrow makes for values
             found.append(held)
         return max(found)
 

@@ -138,7 +138,7 @@ class Table:
         columns: Sequence[str],
         *,
         row_ids: bool = False,
-        max_rows: int = DEFAULT_MAX_ROWS,
+        max_rows: int | None = None,
         stage: RowStage | None = None,
         encoded: Collection[str] = (),
         max_bytes: int = 0,
@@ -147,10 +147,13 @@ class Table:
 
         Args:
             row_ids: whether the last column is each row's ordinal among all physical rows.
+            max_rows: that come at once; None for about a chunk of bytes.
             stage: makes other rows from the live ones; None delivers them as they are.
             encoded: columns of strings that may come as dictionaries.
             max_bytes: the most bytes of a single value; see `TaskReader`.
         """
+        if max_rows is None:
+            max_rows = min(DEFAULT_MAX_ROWS, max(1, CHUNK_BYTES // self.row_bytes(columns)))
         return TaskReader(
             self.storage,
             self.files,

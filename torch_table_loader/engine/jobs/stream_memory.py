@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_table_loader.engine.sizing import (
+    LANE_COPIES,
     batches_in_flight,
     mixed_rows_in_flight,
     reads_ahead,
@@ -72,7 +73,8 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes
     block = min(reading.stage.block_rows or 0, largest)
-    table_rows = 2 * max(reading.rows, block) * job.row_bytes
+    # Rows are here as they were read, as they are joined, and as the stage makes others of them.
+    table_rows = LANE_COPIES * max(reading.rows, block) * job.row_bytes
     dealt = None if mixing is None else -(-window // options.batch_rows)
     batches = batches_in_flight(options, batching.at_once, batching.blocks, dealt)
     made = batches * options.batch_rows * batching.unit_bytes
@@ -111,7 +113,7 @@ def refuse_beyond_memory(job: Job) -> None:
     raise ConfigError(
         f"shuffle_buffer_size={options.shuffle_buffer_size!r} is the memory of a rank, which may come to "
         f"{Size(told.memory_bound)} with {options.lanes} workers, rows of {unit_bytes} in batches of "
-        f"{options.batch_size:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
+        f"{options.most_rows:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
         "batch_size, fewer num_workers, fewer columns=, or more memory"
     )
 

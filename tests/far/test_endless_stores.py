@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.effort import daily
+from tests.leaks import lane_threads_end
 from tests.servers.folders import answering
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import StorageError, StorageTimeoutError
@@ -58,7 +58,6 @@ class _Endless(http.server.BaseHTTPRequestHandler):
     """Lists ever more, or gives a byte now and then."""
 
     kind = ""
-    over: threading.Event
     numbers = itertools.count()
 
     def do_GET(self) -> None:
@@ -122,19 +121,14 @@ class _Endless(http.server.BaseHTTPRequestHandler):
 
     def _trickle(self, begun: bytes) -> None:
         self.wfile.write(begun)
-        while not self.over.wait(0.02):
+        while True:
+            time.sleep(0.02)
             self.wfile.write(b"x")
             self.wfile.flush()
 
     def _flood(self) -> None:
-        while not self.over.is_set():
+        while True:
             self.wfile.write(b"<" * (1 << 16))
-
-    def handle(self) -> None:
-        try:
-            super().handle()
-        except OSError:
-            """Whoever asked has gone."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Keep quiet."""
@@ -142,11 +136,10 @@ class _Endless(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endless() -> Iterator[tuple[str, type[_Endless]]]:
-    over = threading.Event()
-    handler = type("Handler", (_Endless,), {"over": over})
+    handler = type("Handler", (_Endless,), {})
     with answering(handler) as host:
         yield f"http://{host}", handler
-        over.set()
+    assert lane_threads_end()
 
 
 def opened(store: str, url: str, **options: Any) -> tuple[Any, str]:

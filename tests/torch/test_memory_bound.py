@@ -14,9 +14,9 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
 
-from bench.shapes import COUNT, WIDER, held, held_by, own_pool, shape_of
+from bench.shapes import COUNT, WIDER, held, held_by, held_of, own_pool, shape_of
 from tests.effort import daily
-from torch_table_loader import Budget, Pack, StructuredDataset
+from torch_table_loader import Budget, MixedDataset, Pack, StructuredDataset
 
 
 def _texts(rows: int, width: int, distinct: int, *, nested: bool) -> pa.Array:
@@ -107,6 +107,21 @@ def test_batches_by_budget_of_a_far_store_are_within_the_bound(tmp_path: Path) -
         pq.write_table(pa.table({"input_ids": tokens}), tmp_path / f"{number:02}.parquet")
     budget = Budget(tokens=2_000, length="input_ids", at_most=1024, counts="rows")
     found = held(tmp_path, far=True, batch_size=budget, ragged="pad", num_workers=1, prefetch_batches=4)
+    assert found.holds, found
+    assert not found.idle, found
+
+
+def test_a_few_large_batches_of_a_mixture_are_within_the_bound(tmp_path: Path) -> None:
+    """What each source gathers is joined, and padded then."""
+    rng, sources = np.random.default_rng(0), {}
+    for name in "ab":
+        (folder := tmp_path / name).mkdir()
+        ends = np.concatenate(([0], np.cumsum(rng.integers(20, 500, 20_000)))).astype(np.int32)
+        tokens = pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.integers(0, 9, ends[-1]), pa.int32()))
+        pq.write_table(pa.table({"input_ids": tokens}), folder / "a.parquet", row_group_size=40)
+        sources[name] = partial(StructuredDataset, str(folder), shuffle="rows", row_store="memory")
+    options: dict[str, Any] = {"batch_size": 2048, "num_workers": 4, "ragged": "pad"}
+    found = held_of(lambda: MixedDataset.create_dataloader(sources, "rows", **options), in_memory=True)
     assert found.holds, found
     assert not found.idle, found
 

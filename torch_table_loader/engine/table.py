@@ -29,7 +29,7 @@ from torch_table_loader.read.by_id import found_by_name
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import naming
 from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.formats import is_columnar, reader_of
+from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.records import ReadTask
 
@@ -307,8 +307,8 @@ class Table:
                 held = reader.held_bytes(meta, at, names, max_rows, own)
             if meta.at_once and not decides_order:
                 held = min(held, meta.group_bytes[at] + meta.part_bytes(names))
-            elif num_rows <= max_rows and is_columnar(self.files[index]) and not decides_order:
-                held = held * (1 << (num_rows - 1).bit_length()) // num_rows  # the room that Arrow makes for values
+            elif num_rows <= max_rows and self._decoded(group, columns)[0] > row_bytes and not decides_order:
+                held = held * (1 << (num_rows - 1).bit_length()) // num_rows  # the room for values that are converted
             found.append(held)
         return max(found)
 
@@ -340,22 +340,18 @@ class Table:
         if not layout.group_kept.any():
             return []
         sizes = [np.where(layout.group_kept, each, 0) for each in (layout.group_bytes, layout.group_rows)]
-        if variable := self._variable(columns):
+        if variable := _variable(self.schema, columns):
             sizes.append(self._sizes_of(variable) / np.maximum(1, layout.group_rows))
         return sorted({int(np.argmax(each)) for each in sizes})
 
-    def _variable(self, columns: Sequence[str]) -> tuple[str, ...]:
-        return tuple(name for name in columns if is_variable(self.schema.field(name).type))
-
     def _sizes_of(self, columns: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return what columns of variable width of each row group decode to; -1 where it is not known."""
-        return self._sized.of(columns, lambda: self._sized_of(columns))
+        """Return what columns of variable width of each row group decode to; -1 where it is not known.
 
-    def _sized_of(self, columns: tuple[str, ...]) -> NDArray[np.int64]:
-        """Ask the metadata of files, those first that store the least of a row: few bytes may stand for any number.
-
-        Stop where that has cost about as much as it may beside reading the footers.
+        Files that store the least of a row are asked first, since few bytes may stand for any number, until that has
+        cost about as much as it may beside reading the footers.
         """
+        if (known := self._sized.by_key.get(columns)) is not None:
+            return known
         layout, found = self.layout, np.full(len(self.layout.group_rows), -1, np.int64)
         kept = np.flatnonzero(layout.group_kept & (layout.group_rows > 0))
         stored = layout.group_bytes[kept] / layout.group_rows[kept]
@@ -368,7 +364,7 @@ class Table:
                 files.add(index)
             if least := self._decoded(group, columns)[0]:
                 found[group] = least * layout.group_rows[group]
-        return found
+        return self._sized.add(columns, found)
 
     def _file_of(self, group: int) -> int:
         return int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
@@ -399,7 +395,7 @@ class Table:
 
     def _total_bytes(self, columns: Sequence[str]) -> int:
         """Return what some columns of all rows decode to, about."""
-        variable, layout = self._variable(columns), self.layout
+        variable, layout = _variable(self.schema, columns), self.layout
         fixed = sum(width_of(self.schema.field(name).type) for name in columns if name not in variable)
         if not variable:
             return fixed * layout.num_rows
@@ -454,3 +450,8 @@ class Table:
         if file.columns is None:
             return list(columns)
         return [name for name in columns if found_by_name(meta.schema, file.columns, {name})]
+
+
+def _variable(schema: pa.Schema, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return those of some columns whose values vary in width."""
+    return tuple(name for name in columns if is_variable(schema.field(name).type))

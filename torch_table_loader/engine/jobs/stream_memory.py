@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_table_loader.engine.sizing import (
-    LANE_COPIES,
+    CHUNK_BYTES,
     batches_in_flight,
     mixed_rows_in_flight,
     reads_ahead,
@@ -73,8 +73,9 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes
     block = min(reading.stage.block_rows or 0, largest)
-    # Rows are here as they were read, as they are joined, and as the stage makes others of them.
-    table_rows = LANE_COPIES * max(reading.rows, block) * job.row_bytes
+    # Rows are here as they were read, as they are joined, and some as the stage makes others of them.
+    table_rows = max(reading.rows, block) * job.row_bytes
+    table_rows = 2 * table_rows + min(table_rows, CHUNK_BYTES // 2)
     dealt = None if mixing is None else -(-window // options.batch_rows)
     batches = batches_in_flight(options, batching.at_once, batching.blocks, dealt)
     made = batches * options.batch_rows * batching.unit_bytes

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from torch_table_loader import Budget, MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.arrow import buffers
+from torch_table_loader.formats.ipc import ipc
 from torch_table_loader.source.local_client import LocalClient
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
@@ -347,10 +348,20 @@ def own_pool() -> Iterator[pa.MemoryPool]:
     _POOLS.append(pa.proxy_memory_pool(before))
     pa.set_memory_pool(_POOLS[-1])
     try:
-        with patch.object(buffers, "_POOLED_BYTES", 1):
+        with patch.object(buffers, "_POOLED_BYTES", 1), patch.object(ipc, "_owned", _copied):
             yield _POOLS[-1]
     finally:
         pa.set_memory_pool(before)
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy a batch as `_owned` does, which allocates in Arrow's own pool whatever the default is."""
+    found = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+    if all(buffer.is_mutable for buffer in found):
+        return batch
+    return pa.RecordBatch.from_arrays(
+        [pa.concat_arrays([each, each.slice(0, 0)]) for each in batch.columns], schema=batch.schema
+    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 
 from bench.shapes import as_a_store, held, own_pool
 from tests.effort import daily
-from torch_table_loader import ConfigError, Explanation, StructuredDataset, TableError
+from torch_table_loader import Budget, ConfigError, Explanation, StructuredDataset, TableError
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 
 FILES, ROWS, COLUMNS = 8, 60_000, 8
@@ -63,6 +63,14 @@ def test_what_cannot_fit_is_refused_when_the_loader_is_made_with_the_numbers(tab
         ConfigError, match=r"may come to \d.* MiB with \d workers, rows of 64 bytes in batches of 50,000"
     ):
         told(table, shuffle_buffer_size="2MiB", batch_size=50_000, **_JOBS[job])
+
+
+def test_batches_by_budget_that_cannot_fit_are_refused_with_their_rows(tmp_path: Path) -> None:
+    tokens = pa.array([[1] * 400] * 4_000, pa.list_(pa.int32()))
+    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "a.parquet", row_group_size=500)
+    budget = Budget(tokens=40_000, length="tokens", at_most=1_024)
+    with pytest.raises(ConfigError, match=r"may come to \d.* MiB with 2 workers, rows of \d.* in batches of 1,024"):
+        told(tmp_path, shuffle=True, shuffle_buffer_size="2MiB", batch_size=budget, ragged="pad", num_workers=2)
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 16}, {"columns": ["x0"]}, {"num_workers": 1}], ids=str)

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.types as kinds
 from torch.utils.data import get_worker_info
 
 from torch_table_loader.arrow.datatypes import is_text, is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, place_on_this_node, ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.sizing import LANE_COPIES
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.forks import OfProcess
 from torch_table_loader.local_files import check_owned
@@ -57,6 +59,9 @@ _SHARE_OF_MEMORY = 0.75
 """The part of the memory that is there which a store may take that nobody asked to have in memory."""
 
 _NOT_IN_MEMORY = "the row store is not in memory, though it is within the memory of RowStore: {}"
+
+_TEXT_COPIES = 3
+"""Times that the distinct texts of a chunk may be here while those of its batches are joined."""
 
 _log = logging.getLogger(__name__)
 
@@ -244,21 +249,21 @@ class RowStoreHandle:
         """Return what it takes to build the store from its table, beside what is held of the store afterwards."""
         if self.in_place is not None:
             return 0
-        row_bytes, threads = table.row_bytes(self._reader.reads), min(self._builders, len(self.spec.chunk_rows))
-        names = self._reader.reads
-        texts = [name for name in names if is_text(table.schema.field(name).type)]
-        # Distinct texts are looked for among those of a chunk, which are then joined.
-        kept = table.kept_bytes(names) + 2 * table.kept_bytes(texts)
+        names, threads = self._reader.reads, min(self._builders, len(self.spec.chunk_rows))
+        row_bytes, texts = table.row_bytes(names), [name for name in names if is_text(table.schema.field(name).type)]
         fetched = 0
         if self._fetching.applies_to(table.storage):
             request = min(sizes().far_request_bytes, int(table.layout.file_bytes.max(initial=0)))
             fetched = min(self._fetching.ahead_bytes + threads * request, table.layout.num_bytes)
-        read = min(self._reader.max_rows, int(table.layout.group_rows.max(initial=0))) * row_bytes
-        part = table.part_bytes(names)
-        opened = max(part, table.open_bytes(names, self._reader.max_rows, row_bytes)) + part + read
+        read = LANE_COPIES * min(self._reader.max_rows, int(table.layout.group_rows.max(initial=0))) * row_bytes
+        opened = threads * (table.open_bytes(names, self._reader.max_rows, row_bytes) + read)
+        opened = max(opened + table.part_bytes(names, threads), table.part_bytes(names, 2 * threads))
         rows = min(threads * max(self.spec.chunk_rows, default=0), table.layout.num_rows)
+        # Distinct texts are looked for among those of a chunk, which are then joined.
+        joined = rows * table.kept_bytes(texts, self.spec.chunk_rows)
+        joined = _TEXT_COPIES * min(joined, threads * len(texts) * sizes().chunk_word_bytes)
         beyond = 2 * table.beyond_bytes(names, row_bytes, rows, threads)
-        return rows * kept + beyond + fetched + threads * opened
+        return joined + beyond + fetched + opened
 
     @property
     def _builders(self) -> int:
@@ -452,14 +457,26 @@ class RowStoreHandle:
             )
 
 
-def _variable_bytes(table: Table, schema: pa.Schema) -> int:
+def _variable_bytes(table: Table, schema: pa.Schema, chunk_rows: Sequence[int]) -> int:
     """Estimate the bytes of a row's values of variable width, as a store keeps them."""
-    names = [field.name for field in schema if is_variable(field.type)]
-    guess = sum(width_of(schema.field(name).type) for name in names)
-    own = [name for name in names if name in table.schema.names]
-    if own:
-        return max(guess, table.kept_bytes(own))
-    return guess
+    kept, others = [], 0
+    for field in filter(lambda field: is_variable(field.type), schema):
+        if field.name not in table.schema.names:
+            others += width_of(field.type)
+        elif (share := _share_of_width(table.schema.field(field.name).type, field.type)) < 1:
+            others += int(table.kept_bytes([field.name], chunk_rows) * share) + 1
+        else:
+            kept.append(field.name)
+    return others + table.kept_bytes(kept, chunk_rows)
+
+
+def _share_of_width(kind: pa.DataType, kept: pa.DataType) -> float:
+    """Return the share of its bytes that a list has if its numbers are narrower ones; 1 of all others."""
+    if not (kinds.is_nested(kind) and kinds.is_large_list(kept)) or is_variable(kept.value_type):
+        return 1
+    if not hasattr(kind, "value_type") or is_variable(kind.value_type):
+        return 1
+    return width_of(kept.value_type) / width_of(kind.value_type)
 
 
 def read_tasks(reader: TaskReader, tasks: Sequence[ReadTask], fetching: FetchSettings) -> Generator[pa.RecordBatch]:
@@ -501,7 +518,7 @@ def _spec_of(table: Table, schema: pa.Schema, chunks: Chunks, made: str | None, 
         schema,
         chunks.rows,
         keeps_ids=rows != table.layout.num_rows,
-        variable_bytes=rows * _variable_bytes(table, schema),
+        variable_bytes=rows * _variable_bytes(table, schema, chunks.rows),
         made=made,
         flat=flat,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_text, is_variable, width_of
 from torch_table_loader.engine.machine import in_parallel
+from torch_table_loader.engine.newest import Newest
 from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import (
@@ -32,10 +34,21 @@ from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.records import ReadTask
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import Storage
     from torch_table_loader.ranges import KeepingStorage
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, LeftOut
+
+_CHUNKS_TO_SIZE = 1 << 14
+"""Chunks of columns, in footers, that are looked through for the rows that decode to the most: some 4 us for each."""
+
+_KEPT = 4
+"""Choices of columns of which it is known."""
+
+_REPEATED = 2
+"""So many times what distinct texts and their codes take, a row store has of texts that are kept once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +81,9 @@ class Table:
     left_out: tuple[LeftOut, ...] = ()
     unread_keys: tuple[str, ...] = ()
     filters: Any = None
+    _sized: Newest[tuple[str, ...], NDArray[np.int64]] = field(
+        default_factory=partial(Newest, _KEPT), init=False, repr=False
+    )
 
     @property
     def filter_key(self) -> str | None:
@@ -122,7 +138,7 @@ class Table:
         columns: Sequence[str],
         *,
         row_ids: bool = False,
-        max_rows: int = DEFAULT_MAX_ROWS,
+        max_rows: int | None = None,
         stage: RowStage | None = None,
         encoded: Collection[str] = (),
         max_bytes: int = 0,
@@ -131,10 +147,13 @@ class Table:
 
         Args:
             row_ids: whether the last column is each row's ordinal among all physical rows.
+            max_rows: that come at once; None for about a chunk of bytes.
             stage: makes other rows from the live ones; None delivers them as they are.
             encoded: columns of strings that may come as dictionaries.
             max_bytes: the most bytes of a single value; see `TaskReader`.
         """
+        if max_rows is None:
+            max_rows = min(DEFAULT_MAX_ROWS, max(1, CHUNK_BYTES // self.row_bytes(columns)))
         return TaskReader(
             self.storage,
             self.files,
@@ -247,7 +266,7 @@ class Table:
         guess = sum([width_of(types[name]) for name in plain]) + 8 * len(set(encoded)) or 1
         if not any(map(is_variable, types.values())):
             return guess
-        return max([self._row_bytes(group, plain, columns, guess) for group in self._largest], default=guess)
+        return max([self._row_bytes(group, plain, columns, guess) for group in self._largest(columns)], default=guess)
 
     def _row_bytes(self, group: int, plain: Sequence[str], columns: Sequence[str], guess: int) -> int:
         """Return what a row of a row group decodes to: as its file says, or else at least as it is stored."""
@@ -264,65 +283,129 @@ class Table:
         Args:
             row_bytes: what it has then.
         """
-        return max([row_bytes, *(self._decoded(group, columns)[0] for group in self._largest)])
+        return max([row_bytes, *(self._decoded(group, columns)[0] for group in self._largest(columns))])
 
-    def open_bytes(self, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
-        """Return what an open file holds beside the rows that it gave, where at most so many come at once."""
+    def open_bytes(self, columns: Sequence[str], max_rows: int, row_bytes: int, *, decides_order: bool = False) -> int:
+        """Return what an open file holds beside the rows that it gave, where at most so many come at once.
+
+        Args:
+            decides_order: whether the order depends on it, so that what only near files say must not count.
+        """
         found = [0]
-        for group in self._largest:
-            index, whole = self._file_of(group), int(self.layout.group_rows[group]) * row_bytes
+        for group in self._largest(columns):
+            index, num_rows = self._file_of(group), int(self.layout.group_rows[group])
             if self.estimated:
-                found.append(whole)
+                found.append(num_rows * row_bytes)
                 continue
             at, reader = group - int(self.layout.group_offsets[index]), reader_of(self.files[index])
+            own = min(row_bytes, self._decoded(group, columns)[1] or row_bytes)
             if not isinstance(reader, HoldingReader):
-                found.append(whole)
+                found.append(num_rows * own)
                 continue
             with naming(self.storage, self.files[index]):
-                names = self._in_file(index, columns)
-                found.append(reader.held_bytes(self.metas[index], at, names, max_rows, row_bytes))
+                meta, names = self.metas[index], self._in_file(index, columns)
+                held = reader.held_bytes(meta, at, names, max_rows, own)
+            if meta.at_once and not decides_order:
+                held = min(held, meta.group_bytes[at] + meta.part_bytes(names))
+            elif num_rows <= max_rows and self._decoded(group, columns)[0] > row_bytes and not decides_order:
+                held = held * (1 << (num_rows - 1).bit_length()) // num_rows  # the room for values that are converted
+            found.append(held)
         return max(found)
 
-    def part_bytes(self, columns: Sequence[str]) -> int:
-        """Return what the largest part of a file takes that is decoded as one, as far as files say it."""
+    def part_bytes(self, columns: Sequence[str], count: int) -> int:
+        """Return what so many of the largest parts of files take that are decoded as one, as far as files say it."""
         if self.estimated:
             return 0
-        told = (index for index, meta in enumerate(self.metas) if meta.at_once)
-        return max((self.metas[index].part_bytes(self._in_file(index, columns)) for index in told), default=0)
+        parts = list[int]()
+        for index, meta in enumerate(self.metas):
+            if meta.at_once:  # where it does not say where row groups lie, one may be many such parts
+                some = count if meta.group_ranges is None else min(count, len(meta.group_rows))
+                parts += [meta.part_bytes(self._in_file(index, columns))] * some
+        return sum(sorted(parts)[-count:])
 
     def beyond_bytes(self, columns: Sequence[str], row_bytes: int, rows: int, splits: int) -> int:
         """Return how much more than so many bytes each rows may decode to that come from so many splits."""
-        if not (part := self.part_bytes(columns)):
+        if not self.part_bytes(columns, 1):
             return 0
         beyond = 0
         for index, meta in enumerate(self.metas):
             decoded = meta.decoded_bytes(self._in_file(index, columns)) if meta.at_once else None
             beyond += max(0, (decoded or 0) - meta.num_rows * row_bytes)
         parts = splits + rows // max(1, self.layout.num_rows // max(1, len(self.layout.group_rows)))
-        return min(beyond, parts * part)
+        return min(beyond, self.part_bytes(columns, parts))
 
-    @property
-    def _largest(self) -> list[int]:
-        """The row groups that hold the most bytes, and the most rows."""
+    def _largest(self, columns: Sequence[str]) -> list[int]:
+        """Return the row groups that hold the most bytes, the most rows, and the rows that decode to the most."""
         layout = self.layout
         if not layout.group_kept.any():
             return []
-        sizes = (np.where(layout.group_kept, each, 0) for each in (layout.group_bytes, layout.group_rows))
+        sizes = [np.where(layout.group_kept, each, 0) for each in (layout.group_bytes, layout.group_rows)]
+        if variable := _variable(self.schema, columns):
+            sizes.append(self._sizes_of(variable) / np.maximum(1, layout.group_rows))
         return sorted({int(np.argmax(each)) for each in sizes})
+
+    def _sizes_of(self, columns: tuple[str, ...]) -> NDArray[np.int64]:
+        """Return what columns of variable width of each row group decode to; -1 where it is not known.
+
+        Files that store the least of a row are asked first, since few bytes may stand for any number, until that has
+        cost about as much as it may beside reading the footers.
+        """
+        if (known := self._sized.by_key.get(columns)) is not None:
+            return known
+        layout, found = self.layout, np.full(len(self.layout.group_rows), -1, np.int64)
+        kept = np.flatnonzero(layout.group_kept & (layout.group_rows > 0))
+        stored = layout.group_bytes[kept] / layout.group_rows[kept]
+        files, left = set[int](), _CHUNKS_TO_SIZE
+        for group in () if self.estimated else kept[np.argsort(stored, kind="stable")].tolist():
+            if (index := self._file_of(group)) not in files:
+                left -= len(self.metas[index].schema) * len(self.metas[index].group_rows)
+                if files and left < 0:
+                    break
+                files.add(index)
+            if least := self._decoded(group, columns)[0]:
+                found[group] = least * layout.group_rows[group]
+        return self._sized.add(columns, found)
 
     def _file_of(self, group: int) -> int:
         return int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
 
-    def kept_bytes(self, columns: Sequence[str]) -> int:
-        """Estimate the bytes of a row that is kept in memory, where texts that repeat are kept once."""
-        texts = [name for name in columns if is_text(self.schema.field(name).type)]
+    def kept_bytes(self, columns: Sequence[str], chunk_rows: Sequence[int]) -> int:
+        """Estimate the bytes of a row that is kept, where texts are kept once if they repeat in each run of rows.
+
+        Args:
+            chunk_rows: of each of the runs that follow one another.
+        """
+        texts = tuple(name for name in columns if is_text(self.schema.field(name).type))
         others = [name for name in columns if name not in texts]
-        most = self.row_bytes(others) if others else 0
-        if not texts or not self.layout.num_rows:
+        layout, num_rows = self.layout, self.layout.num_rows
+        if not num_rows:
+            return 0
+        most = -(-self._total_bytes(others) // num_rows)
+        if not texts:
             return most
-        group = int(np.argmax(np.where(self.layout.group_kept, self.layout.group_bytes, 0)))
-        stored = int(self.layout.group_bytes.sum() * self._read_share(group, texts)) // self.layout.num_rows
-        return most + min(self.row_bytes(texts), 2 * stored + 12 * len(texts))
+        group = int(np.argmax(np.where(layout.group_kept, layout.group_bytes, 0)))
+        decoded, share = self._sizes_of(texts), self._read_share(group, texts)
+        once = 2 * int(layout.group_bytes.sum() * share) // num_rows + 12 * len(texts)
+        coded = layout.group_bytes * share + 4 * len(texts) * layout.group_rows
+        chunks = np.searchsorted(np.cumsum(chunk_rows)[:-1], layout.group_starts[:-1], side="right")
+        saved = np.bincount(chunks, np.where(decoded < 0, 0, decoded - _REPEATED * coded))
+        if (saved < 0).any():  # codes do not pay there, and so they are kept nowhere
+            once = max(once, -(-self._total_bytes(texts) // num_rows))
+        return most + min(self.row_bytes(texts), once)
+
+    def _total_bytes(self, columns: Sequence[str]) -> int:
+        """Return what some columns of all rows decode to, about."""
+        variable, layout = _variable(self.schema, columns), self.layout
+        fixed = sum(width_of(self.schema.field(name).type) for name in columns if name not in variable)
+        if not variable:
+            return fixed * layout.num_rows
+        found = self._sizes_of(variable)
+        found = np.where(found < 0, layout.group_rows * self.row_bytes(variable), found)
+        for index, meta in enumerate(() if self.estimated else self.metas):
+            known, groups = meta.decoded_bytes(self._in_file(index, variable)), layout.groups_of(index)
+            if known is not None and groups:
+                found[groups.start : groups.stop] = known // len(groups) + 1
+        return fixed * layout.num_rows + int(found.sum())
 
     def _decoded(self, group: int, columns: Sequence[str]) -> tuple[int, int]:
         """Return the bytes that a row of a row group decodes to in some columns, at the least and at the most.
@@ -367,3 +450,8 @@ class Table:
         if file.columns is None:
             return list(columns)
         return [name for name in columns if found_by_name(meta.schema, file.columns, {name})]
+
+
+def _variable(schema: pa.Schema, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return those of some columns whose values vary in width."""
+    return tuple(name for name in columns if is_variable(schema.field(name).type))

@@ -35,7 +35,7 @@ def cost_of(source: StreamJob) -> MixingCost | None:
     """Return what mixing the splits of a source costs; None if they are not mixed."""
     if source.topology.mixing is None:
         return None
-    held = source.table.open_bytes(source.reader.reads, source.read_rows, source.row_bytes)
+    held = source.table.open_bytes(source.reader.reads, source.read_rows, source.row_bytes, decides_order=True)
     return MixingCost(source.units.num_bytes, held)
 
 

@@ -232,8 +232,11 @@ class MixedRows(Items):
 
     @override
     def gathering(self, topology: Topology) -> Gathering:
-        # Rows of several stores are gathered apart and then joined.
-        return Gathering.of(self.options, topology, self.row_bytes, self.columns, copies=2)
+        largest = max(self.sources.values(), key=lambda own: own.row_bytes)
+        found = largest.having(replace(largest.rows, options=self.options)).gathering(topology)
+        return replace(
+            found, lane_bytes=2 * found.lane_bytes
+        )  # items of several stores are gathered apart, then joined
 
     @override
     def facts(self, stages: Sequence[MixedRowsPosition], end: int, by_step: ByStep) -> ItemFacts:

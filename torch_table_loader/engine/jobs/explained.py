@@ -125,6 +125,7 @@ def explained_by_places(
     notes: Sequence[str],
     open_bytes: int = 0,
     built_bytes: int = 0,
+    copies: int = LANE_COPIES,
     splits: int = 0,
     counts: SampleCounts | None = None,
 ) -> Explanation:
@@ -149,6 +150,7 @@ def explained_by_places(
         lane_bytes=lane_bytes,
         open_bytes=open_bytes,
         built_bytes=built_bytes,
+        copies=copies,
         held_bytes=held_bytes,
         notes=[*notes, *_notes_of_steps(job, plans[0])],
         counts=counts,

@@ -30,17 +30,11 @@ class Gathering:
     lane_bytes: int
 
     @classmethod
-    def of(
-        cls, options: LoaderOptions, topology: Topology, row_bytes: int, columns: pa.Schema, *, copies: int = 1
-    ) -> Self:
-        """Size what is gathered of items that are as large as each other.
-
-        Args:
-            copies: how often an item that is gathered lies in memory.
-        """
+    def of(cls, options: LoaderOptions, topology: Topology, row_bytes: int, columns: pa.Schema) -> Self:
+        """Size what is gathered of items that are as large as each other."""
         batching, batches = Batching.of(options, topology, row_bytes), batches_of_a_gather(row_bytes, options.most_rows)
         gathered, copied = batches * options.most_rows, 0
         if any(map(is_variable, columns.types)):
             copied = gathered  # values of variable width are taken chunk by chunk, then joined
-        held = copies * rows_in_flight(options, gathered, batching.blocks) + copied
+        held = rows_in_flight(options, gathered, batching.blocks) + copied
         return cls(batching=batching, batches=batches, lane_bytes=held * row_bytes)

@@ -12,6 +12,7 @@ from torch_table_loader.cached import cached_property
 from torch_table_loader.engine.jobs.explained import explained_by_places
 from torch_table_loader.engine.jobs.job import Codecs, Job
 from torch_table_loader.engine.jobs.placed import batches_at
+from torch_table_loader.engine.sizing import LANE_COPIES
 from torch_table_loader.engine.work.indexed_work import IndexedWork, work_of
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.stages import SamplePosition
@@ -210,6 +211,7 @@ class ItemsJob(Job):
             live_rows=self.num_rows(epoch),
             lane_bytes=self.gathering.lane_bytes,
             built_bytes=facts.built_bytes,
+            copies=LANE_COPIES + (len(self.items.sources) > 1),  # what several gather is joined
             held_bytes=facts.held_bytes,
             notes=facts.notes,
             counts=facts.counts,

@@ -198,7 +198,7 @@ def _ordered(planner: Planner, options: LoaderOptions, table: Table, read: _Read
     read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, read.largest, options.memory)
     if may_mix(options, planner):
         units = Units.of(planner, row_bytes, stage)
-        held = table.open_bytes(columns, min(read_rows, read.largest), row_bytes)
+        held = table.open_bytes(columns, min(read_rows, read.largest), row_bytes, decides_order=True)
         planner = with_mixing(planner, options, units, held)
         if (mixing := planner.topology.mixing) is not None:
             piece = units.in_rows(mixing.rows // mixing.splits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_table_loader.engine.sizing import (
+    CHUNK_BYTES,
     batches_in_flight,
     mixed_rows_in_flight,
     reads_ahead,
@@ -62,18 +63,19 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
     if largest <= reading.rows < 2 * largest:
         opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
     # A part that is decoded as one lives until its last rows are taken; meanwhile, each reader decodes another.
-    table, columns = reading.table, reading.columns
-    part = table.part_bytes(columns)
-    open_bytes = opened * max(part, table.open_bytes(columns, reading.rows, job.row_bytes))
-    open_bytes += max(1, reading.threads) * part
+    table, columns, readers = reading.table, reading.columns, max(1, reading.threads)
+    lanes = max(1, sum(runs.num_rows > 0 for runs in planned.plan.lanes))
+    decoded, lived = (-(-table.part_bytes(columns, lanes * some) // lanes) for some in (readers, opened + readers))
+    open_bytes = max(opened * table.open_bytes(columns, reading.rows, job.row_bytes) + decoded, lived)
     open_bytes += table.beyond_bytes(columns, job.row_bytes, options.most_rows, 2)  # a batch is joined of both
     if window:  # it may have all rows that are large, whichever lane's it is
-        lanes = sum(runs.num_rows > 0 for runs in planned.plan.lanes)
-        open_bytes += -(-2 * table.beyond_bytes(columns, job.row_bytes, window, opened) // max(1, lanes))
+        open_bytes += -(-2 * table.beyond_bytes(columns, job.row_bytes, window, opened) // lanes)
     if reading.stage is None or batching.at_once is None:
         return held, open_bytes
     block = min(reading.stage.block_rows or 0, largest)
-    table_rows = 2 * max(reading.rows, block) * job.row_bytes
+    # Rows are here as they were read, as they are joined, and some as the stage makes others of them.
+    table_rows = max(reading.rows, block) * job.row_bytes
+    table_rows = 2 * table_rows + min(table_rows, CHUNK_BYTES // 2)
     dealt = None if mixing is None else -(-window // options.batch_rows)
     batches = batches_in_flight(options, batching.at_once, batching.blocks, dealt)
     made = batches * options.batch_rows * batching.unit_bytes
@@ -112,7 +114,7 @@ def refuse_beyond_memory(job: Job) -> None:
     raise ConfigError(
         f"shuffle_buffer_size={options.shuffle_buffer_size!r} is the memory of a rank, which may come to "
         f"{Size(told.memory_bound)} with {options.lanes} workers, rows of {unit_bytes} in batches of "
-        f"{options.batch_size:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
+        f"{options.most_rows:,}, and row groups of up to {Size(told.group_sizes.most)}; pass a smaller "
         "batch_size, fewer num_workers, fewer columns=, or more memory"
     )
 

@@ -22,7 +22,7 @@ from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
 
 from tests.effort import examples
-from tests.leaks import children, lane_threads
+from tests.leaks import children, lane_threads, requests_end
 
 LIBC = ctypes.CDLL(None)
 
@@ -50,13 +50,18 @@ def pytest_collection(session: pytest.Session) -> Iterator[Any]:
     """Let each of several processes begin with other files: what one has compiled, others find when they come there.
 
     In a fresh checkout assertions of 350 files are rewritten, which takes longer than all else that collecting does.
+    Nothing of what is imported is garbage: to look for some takes a fifth of the time.
     """
-    own, here = getattr(session.config, "workerinput", None), Path(__file__).parent
-    if own is not None and here in (Path(name).resolve() for name in session.config.args):
-        files = sorted(here.rglob("test_*.py"))
-        for file in files[int(own["workerid"].removeprefix("gw")) :: own["workercount"]]:
-            import_module(".".join((here.name, *file.relative_to(here).with_suffix("").parts)))
-    return (yield)
+    gc.disable()
+    try:
+        own, here = getattr(session.config, "workerinput", None), Path(__file__).parent
+        if own is not None and here in (Path(name).resolve() for name in session.config.args):
+            files = sorted(here.rglob("test_*.py"))
+            for file in files[int(own["workerid"].removeprefix("gw")) :: own["workercount"]]:
+                import_module(".".join((here.name, *file.relative_to(here).with_suffix("").parts)))
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -103,14 +108,22 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def earlier_files_left_alone() -> None:
-    """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too."""
+def earlier_files_left_alone() -> Iterator[None]:
+    """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too.
+
+    A file whose requests or sizes outlive it fails itself, not a later one that counts threads or has the usual sizes.
+    """
     if (catalogs := sys.modules.get("tests.tables.catalogs")) is not None:
         catalogs.forget_catalogs()
     freeze_what_is_left()
     pa.default_memory_pool().release_unused()
     if hasattr(LIBC, "malloc_trim"):  # glibc's
         LIBC.malloc_trim(0)
+    sizes = sys.modules.get("torch_table_loader.sizes")
+    before = sizes and sizes.sizes()
+    yield
+    requests_end()
+    assert sizes is None or sizes.sizes() == before, "blocks of small_sizes overlapped"
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,27 @@ import threading
 import time
 from pathlib import Path
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until_ended
+
+_left: list[threading.Thread] = []
+"""Those that a file of tests left, which then failed: no later file waits for them, or fails by them."""
 
 
 def lane_threads() -> list[threading.Thread]:
     """List the threads that serve lanes."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith("table-loader")]
+    return [each for each in threading.enumerate() if each.name.startswith("table-loader") and each not in _left]
+
+
+def requests_end() -> None:
+    """Wait for the threads that ask a store; fail with their stacks if some do not end."""
+
+    def asking() -> list[threading.Thread]:
+        return [thread for thread in lane_threads() if thread.name == "table-loader-request"]
+
+    try:
+        until_ended(asking)
+    finally:
+        _left.extend(asking())
 
 
 def lane_threads_end() -> bool:

@@ -26,8 +26,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 def until_only(threads: Collection[threading.Thread]) -> None:
     """Wait until no other thread is alive; fail with the names and the stacks of those that are."""
+    until_ended(lambda: [thread for thread in threading.enumerate() if thread not in threads])
+
+
+def until_ended(living: Callable[[], Collection[threading.Thread]]) -> None:
+    """Wait until a function lists no thread; fail with the names and the stacks of those that it lists."""
     end = time.monotonic() + PATIENCE_S
-    while others := [thread for thread in threading.enumerate() if thread not in threads]:
+    while others := living():
         if time.monotonic() > end:
             frames = sys._current_frames()
             stacks = {thread.name: traceback.format_stack(frames.get(thread.ident or 0)) for thread in others}

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.effort import examples
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect, whole_task
 from torch_table_loader import Csv, StructuredDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
@@ -174,7 +175,7 @@ def test_a_number_with_a_zero_in_front_is_found_wherever_it_stands(tmp_path: Pat
     """Most files are not parsed twice to find one: only where a byte may begin one."""
     draws = random.Random(7)
     for delimiter in ",;\t|- :.":
-        for draw in range(40):
+        for draw in range(examples(40)):
             quote = draws.choice(["", '"'])
             fields = [f"{quote}{draws.choice(['', ' ', '-'])}{draws.choice([0, 7, 10, 100])}{quote}" for _ in range(30)]
             if delimiter in "- .":

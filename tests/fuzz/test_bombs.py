@@ -5,22 +5,14 @@ The sandbox bounds what a case may allocate, and how long it may compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.effort import daily
-from tests.fuzz import cases
 from tests.fuzz.bombs import BOMBS
 from tests.fuzz.cases import count_rows
 from tests.launchers.sandbox import Sandbox
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(cases.__name__) as started:
-        yield started
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from tests.effort import daily, examples
-from tests.fuzz import catalog_cases
 from tests.fuzz.catalog_cases import PLANTED, Answers, Handler, read_answers, read_watched
 from tests.fuzz.mutations import damaged, damaged_tree
 from tests.fuzz.tables_to_damage import Lake, make_lake
@@ -163,10 +162,9 @@ def test_what_a_catalog_says_of_a_store_is_read_or_refused(name: str, value: Any
 
 
 @pytest.mark.slow
-def test_many_answers(tmp_path: Path) -> None:
-    with Sandbox(catalog_cases.__name__) as sandbox:
-        run = partial(sandbox.run_all, read_watched)
-        assert faults(run, tmp_path, range(FEW, FEW + examples(MANY))) == []
+def test_many_answers(sandbox: Sandbox, tmp_path: Path) -> None:
+    run = partial(sandbox.run_all, read_watched)
+    assert faults(run, tmp_path, range(FEW, FEW + examples(MANY))) == []
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.effort import examples
-from tests.fuzz import cases
 from tests.fuzz.cases import read_damaged
 from tests.fuzz.mutations import damaged_tree
 from tests.fuzz.test_damaged_files import FILE, case, options_of
@@ -59,12 +58,10 @@ def faults(sandbox: Sandbox, path: Path, seeds: range) -> list[str]:
     ]
 
 
-def test_a_damaged_schema_of_avro_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    with Sandbox(cases.__name__) as sandbox:
-        assert faults(sandbox, tmp_path, range(20)) == []
+def test_a_damaged_schema_of_avro_is_an_error_that_names_the_file(sandbox: Sandbox, tmp_path: Path) -> None:
+    assert faults(sandbox, tmp_path, range(20)) == []
 
 
 @pytest.mark.slow
-def test_many_damaged_schemas_of_avro(tmp_path: Path) -> None:
-    with Sandbox(cases.__name__) as sandbox:
-        assert faults(sandbox, tmp_path, range(20, 20 + examples(30))) == []
+def test_many_damaged_schemas_of_avro(sandbox: Sandbox, tmp_path: Path) -> None:
+    assert faults(sandbox, tmp_path, range(20, 20 + examples(30))) == []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ from tests.tables.every_format import ROWS, SAMPLES, Sample
 FILE = "damaged-file"
 FEW, MANY = 4, 25
 """Cases of each kind of file, in every run and in long ones; effort multiplies both."""
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(cases.__name__) as started:
-        yield started
 
 
 def options_of(seed: int) -> dict[str, object]:

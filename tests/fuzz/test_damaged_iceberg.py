@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ FEW, MANY = 4, 25
 """Cases of each file of each table, in every run and in long ones; effort multiplies the latter."""
 
 CASES = [(name, place) for name, places in PLACES.items() for place in places]
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(table_cases.__name__) as started:
-        yield started
 
 
 def options_of(seed: int) -> dict[str, Any]:

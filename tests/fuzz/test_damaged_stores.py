@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ NOT_COMPARED: dict[Where, tuple[str, ...]] = {
     "at a URL, by ranges": ("records.bin", "nulls.bin", "row_ids.bin", "codes.bin", "values-"),
 }
 """The files of which other rows may come, by the beginnings of their names."""
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(store_cases.__name__) as started:
-        yield started
 
 
 def damage(data: bytes, seed: int) -> tuple[bytes, str]:

@@ -5,14 +5,12 @@ No batch has a row that is not the planned one, and no process ends: what is map
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.effort import daily, examples
-from tests.fuzz import changing_cases
 from tests.fuzz.changing_cases import CHANGES, FORMS, Read, read_changed
 from tests.launchers.sandbox import Outcome, Sandbox
 
@@ -39,12 +37,6 @@ DAILY = {
     ("megatron", "rows"),
     ("fms-fsdp", "rows"),
 }
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(changing_cases.__name__) as started:
-        yield started
 
 
 def fault(planned: Read, outcome: Outcome) -> str:

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2] / "torch_table_loader"
 _parsed = functools.cache(ast.parse)
 
 
+@functools.cache
 def classes_in(root: Path) -> dict[str, ast.ClassDef]:
     trees = [_parsed(path.read_text()) for path in sorted(root.rglob("*.py"))]
     return {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}

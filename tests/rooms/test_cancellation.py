@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import until
+from tests import waiting
+from tests.leaks import requests_end
+from tests.waiting import PATIENCE_S, until
 from torch_table_loader.cancellation import Threads, cancellable, cancelled, check_wanted, interruptibly, wait_for
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import StorageError
@@ -79,7 +81,7 @@ def test_a_block_that_fails_leaves_behind_who_only_asks() -> None:
 
     pool = Threads(1, "left behind")
     stuck, never = pool.submit(ask), pool.submit(seen.append, False)
-    assert asked.wait(30)
+    assert asked.wait(PATIENCE_S)
     with pytest.raises(LeftError):
         leave(pool)
     assert not stuck.done()
@@ -104,7 +106,7 @@ def test_a_block_that_fails_waits_for_who_writes() -> None:
 
     pool = Threads(1, "joined", joined=True)
     pool.submit(write)
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_S)
     with pytest.raises(LeftError):
         leave(pool)
     assert wrote == ["closed"]
@@ -168,9 +170,21 @@ def test_a_read_whose_turn_never_comes_ends_with_the_block() -> None:
     def leave_early() -> None:
         with Threads(1, "test", joined=True) as pool:
             pool.submit(take)
-            assert began.wait(20)
+            assert began.wait(PATIENCE_S)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         leave_early()
     assert over.is_set()
+
+
+def test_a_file_of_tests_whose_request_does_not_end_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    with pytest.raises(TimeoutError):
+        interruptibly(hangs.wait, 0.0)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(waiting, "PATIENCE_S", 0.05)
+        with pytest.raises(pytest.fail.Exception, match=r"(?s)table-loader-request lives on:.*in _answer\n"):
+            requests_end()
+    requests_end()  # no later file waits for it
+    hangs.set()

@@ -6,12 +6,12 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from multiprocessing import get_context
 from queue import SimpleQueue
 from typing import Any, cast
 
 import pytest
 
+from tests.waiting import PATIENCE_S, ends_in_a_fork
 from torch_table_loader.engine.workers.processes import IdleProcesses
 from torch_table_loader.engine.workers.threads import ThreadPool
 
@@ -24,7 +24,7 @@ def test_a_thread_is_reused() -> None:
 
 
 def test_concurrent_jobs_have_separate_threads() -> None:
-    pool, meet = ThreadPool(), threading.Barrier(3, timeout=30)
+    pool, meet = ThreadPool(), threading.Barrier(3, timeout=PATIENCE_S)
     for wait in [pool.begin(lambda: (meet.wait(), None)[1]) for _ in range(3)]:
         wait()
     assert not meet.broken
@@ -51,7 +51,7 @@ def test_an_error_ends_its_thread_and_blocks_no_waiter(monkeypatch: pytest.Monke
 
     pool = ThreadPool()
     pool.begin(fail)()
-    assert heard.get(timeout=30) is ZeroDivisionError
+    assert heard.get(timeout=PATIENCE_S) is ZeroDivisionError
     ran = list[int]()
     pool.begin(lambda: ran.append(1))()
     assert ran == [1]
@@ -74,7 +74,7 @@ def test_a_job_may_wait_for_itself_and_shut_down_its_own_pool() -> None:
     waits: list[Callable[[], None]] = []
 
     def job() -> None:
-        told.wait(30)
+        assert told.wait(PATIENCE_S)
         pool.shut_down()
         waits[0]()
         done.append(True)
@@ -87,17 +87,14 @@ def test_a_job_may_wait_for_itself_and_shut_down_its_own_pool() -> None:
 
 def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
     pool, may_end, ran = ThreadPool(), threading.Event(), list[int]()
-    wait = pool.begin(lambda: (may_end.wait(60), None)[1])
+    wait = pool.begin(lambda: (may_end.wait(PATIENCE_S), None)[1])
 
     def in_child() -> None:
         wait()
         pool.begin(lambda: ran.append(1))()
         assert ran == [1]
 
-    child = get_context("fork").Process(target=in_child)
-    child.start()
-    child.join(30)
-    assert child.exitcode == 0
+    ends_in_a_fork(in_child)
     may_end.set()
     wait()
     assert not ran

@@ -21,6 +21,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from tests.effort import daily
+from tests.leaks import lane_threads_end
 from tests.servers.folders import answering
 from tests.servers.rest_catalog import RestCatalog
 from tests.tables.catalogs import load_catalog
@@ -97,6 +98,7 @@ def scripted(catalog: RestCatalog | None = None, **script: Any) -> Iterator[Scri
     with answering(Handler) as host:
         served.uri = f"http://{host}"
         yield served
+    assert lane_threads_end(), "a request outlives its server"
 
 
 @pytest.fixture
@@ -201,15 +203,14 @@ def test_an_answer_may_name_the_catalog_s_own_host(lake: RestCatalog) -> None:
         assert opened(login(there.uri)).explain().rows == 3
 
 
-def endless(piece: bytes, wait: float = 0, stop: float = PATIENCE_S) -> Callable[[str], Answer]:
+def endless(piece: bytes, wait: float = 0, status: int = 200) -> Callable[[str], Answer]:
     def write(out: Any) -> None:
-        end = time.monotonic() + stop
-        while time.monotonic() < end:
+        while True:
             out.write(piece)
             out.flush()
             time.sleep(wait)
 
-    return lambda _: (200, {}, write)
+    return lambda _: (status, {}, write)
 
 
 @pytest.mark.parametrize(("path", "mine"), [(CONFIG, False), (TABLE, False), (TOKENS, False), (TABLE, True)])
@@ -239,16 +240,10 @@ def test_a_bomb_is_not_unpacked(lake: RestCatalog) -> None:
 
 @pytest.mark.parametrize("path", [CONFIG, TABLE, TOKENS, "headers"])
 def test_an_answer_in_drops_is_left(lake: RestCatalog, path: str) -> None:
-    def drip(out: Any) -> None:  # the first bytes of a header line
-        for _ in range(int(PATIENCE_S / 0.05)):
-            out.write(b"X")
-            out.flush()
-            time.sleep(0.05)
-
     with scripted(lake) as there:
         opened(login(there.uri))
         if path == "headers":
-            there.script[TABLE] = lambda _: (100, {}, drip)
+            there.script[TABLE] = endless(b"X", wait=0.05, status=100)  # a header line that does not end
         else:
             there.script[path] = endless(b" ", wait=0.05)
         began = time.monotonic()

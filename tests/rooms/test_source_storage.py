@@ -15,6 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from tests.waiting import PATIENCE_S
 from torch_table_loader.contracts import Storage
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.extend import FileStorage, open_storage
@@ -69,7 +70,7 @@ def test_paths_are_accepted_in_any_spelling(tmp_path: Path, monkeypatch: pytest.
 def test_memory_files_can_be_read_by_several_threads(memory: Any) -> None:
     memory.pipe_file("/dir/a", bytes(range(256)) * 4096)
     storage, path = open_storage("memory://dir/a")
-    start = threading.Barrier(4)
+    start = threading.Barrier(4, timeout=PATIENCE_S)
 
     def read(shift: int) -> bool:
         with storage.open(path) as file:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 
 from tests.tables.row_stores import Counting, MemoryTable, everything, flip, numbers
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files, done_chunks, write_codes
@@ -85,7 +85,7 @@ def test_a_builder_that_waits_for_another_logs_it_once(tmp_path: Path, monkeypat
     with ThreadPoolExecutor(1) as pool, Leases(tmp_path / LEASES) as other:
         assert other.claim(3)
         building = pool.submit(build_files, tmp_path, made.spec, made.read, 2)
-        assert waiting.wait(30)
+        assert waiting.wait(PATIENCE_S)
         assert not building.done()
         other.release(3)
         building.result()
@@ -109,7 +109,7 @@ def test_a_thread_that_waits_for_another_of_its_process_continues_at_once(
 
     def late(chunk: int) -> Iterator[pa.RecordBatch]:
         if chunk == 0:
-            assert waits.wait(30)
+            assert waits.wait(PATIENCE_S)
             if fails:
                 raise TableError("torn")
         return made.read(chunk)
@@ -327,12 +327,12 @@ def test_a_builder_that_was_presumed_dead_does_no_harm(tmp_path: Path) -> None:
 
     def slow(chunk: int) -> Iterator[pa.RecordBatch]:
         started.set()
-        assert go.wait(30)
+        assert go.wait(PATIENCE_S)
         return made.read(chunk)
 
     with ThreadPoolExecutor(1) as pool:
         dead = pool.submit(build_files, tmp_path, made.spec, slow, 1)
-        assert started.wait(30)
+        assert started.wait(PATIENCE_S)
         for lease in (tmp_path / LEASES).glob("0*"):
             lease.write_text(json.dumps(["another machine", 1, "0"]))
             os.utime(lease, (0, 0))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.tables.row_stores import MemoryTable, everything, in_memory, numbers
+from tests.waiting import PATIENCE_S
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.manifest import read_manifest, write_manifest
@@ -68,7 +69,7 @@ def test_columns_come_together_unless_one_has_nulls(count: int) -> None:
 def test_threads_that_store_their_first_nulls_at_once_lose_none() -> None:
     values = [None, 1] * 8
     table = MemoryTable(pa.record_batch({"x": pa.array(values, pa.int8())}), list(range(0, 17, 2)))
-    together = threading.Barrier(8)
+    together = threading.Barrier(8, timeout=PATIENCE_S)
 
     def read(chunk: int) -> Iterator[pa.RecordBatch]:
         for batch in table.read(chunk):

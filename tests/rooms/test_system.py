@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from tests.effort import daily
 from tests.launchers.scenes import ROOT
+from tests.waiting import PATIENCE_S, until
 from torch_table_loader import OutOfMemoryError, StructuredDataset, WorkerError
 from torch_table_loader.system import as_out_of_memory
 
@@ -125,17 +125,11 @@ def test_no_worker_outlives_a_parent_that_was_killed(tmp_path: Path, asleep: str
     words = [sys.executable, "-c", ORPHANS, str(tmp_path), asleep]
     with subprocess.Popen(words, env=ENVIRONMENT, start_new_session=True) as parent:
         try:
-            end = time.monotonic() + 60
-            while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
-                time.sleep(0.05)
+            until(lambda: len(list(tmp_path.iterdir())) == 2)
             os.kill(parent.pid, signal.SIGKILL)
-            parent.wait(10)
+            parent.wait(PATIENCE_S)
             workers = [int(path.name) for path in tmp_path.iterdir()]
-            assert len(workers) == 2
-            end = time.monotonic() + 60
-            while (alive := [pid for pid in workers if _lives(pid)]) and time.monotonic() < end:
-                time.sleep(0.1)
-            assert alive == []
+            until(lambda: not any(map(_lives, workers)))
         finally:
             for path in tmp_path.iterdir():
                 if _lives(int(path.name)):

@@ -91,11 +91,11 @@ class FaultyStore:
     def fail(self, *kinds: str, **faults: Any) -> None:
         """Let requests fail from now on; see `Faults`. Counters begin anew."""
         body = json.dumps(asdict(Faults(kinds, **faults))).encode()
-        urllib.request.urlopen(f"{self.url}/__faults", data=body, timeout=10).close()  # noqa: S310 - our own
+        urllib.request.urlopen(f"{self.url}/__faults", data=body, timeout=60).close()  # noqa: S310 - our own
 
     def seen(self) -> dict[str, int]:
         """Count the requests since, by method, and those that failed as "faults"."""
-        with urllib.request.urlopen(f"{self.url}/__seen", timeout=10) as answer:  # noqa: S310 - our own
+        with urllib.request.urlopen(f"{self.url}/__seen", timeout=60) as answer:  # noqa: S310 - our own
             counts: dict[str, int] = json.load(answer)
         return counts
 

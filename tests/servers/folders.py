@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.server
 import io
 import re
+import socket
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -69,8 +71,8 @@ def serving(folder: Path) -> Iterator[Site]:
 
 @contextmanager
 def answering(handler: Any) -> Iterator[str]:
-    """Run a server with a handler; gives its host and port."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    """Run a server with a handler; gives its host and port. At the end every connection ends, answered or not."""
+    with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -78,3 +80,27 @@ def answering(handler: Any) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+            server.hang_up()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Remembers its connections. A process that was forked meanwhile may hold them too, so closing is not enough."""
+
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+        super().__init__(address, handler)
+        self._connections = list[socket.socket]()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, client = super().get_request()
+        self._connections.append(connection)
+        return connection, client
+
+    def hang_up(self) -> None:
+        for connection in (self.socket, *self._connections):
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep quiet of clients that have gone."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)

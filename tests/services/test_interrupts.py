@@ -19,6 +19,7 @@ import pytest
 from tests.effort import daily
 from tests.launchers.small_disks import ROOT
 from tests.servers.faults import FaultyStore, serving_faults
+from tests.waiting import PATIENCE_S
 
 FILES = 4
 
@@ -154,7 +155,7 @@ def test_one_interrupt_ends_the_program(
             assert program.poll() is None
             time.sleep(0.01)
         interrupt(program.pid, signal.SIGINT)
-        errors = program.communicate(timeout=60)[1]
+        errors = program.communicate(timeout=PATIENCE_S)[1]
     finally:
         program.kill()
         program.wait()

@@ -54,7 +54,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-@daily(16)
+@daily(9)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_every_row_comes_once_within_the_budget_in_the_promised_steps(table: str, options: Any, order: Any) -> None:
@@ -109,7 +109,7 @@ def test_batches_are_those_of_the_rows_of_a_row_group_in_their_order(table: str)
     assert found == wanted
 
 
-@daily(8)
+@daily(5)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_the_job_goes_on_exactly_on_other_ranks(table: str, ranks: int, order: Any) -> None:

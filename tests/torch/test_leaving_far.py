@@ -17,7 +17,7 @@ from tests.effort import daily
 from tests.leaks import children, lane_threads
 from tests.servers.faults import serving_faults
 from tests.torch.leaving import LEAVE, leave_by_break, run_script
-from tests.waiting import fetching, until
+from tests.waiting import PATIENCE_S, fetching, until
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import FileStorage
 
@@ -59,7 +59,7 @@ class Gate:
         self.asked.append(path)
         if Path(path).name >= f"{FILES // 2:02}" and not self.open.is_set():
             self.held += 1
-            assert self.open.wait(30)
+            assert self.open.wait(PATIENCE_S)
 
 
 @pytest.fixture

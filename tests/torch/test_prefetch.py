@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from tests.effort import daily
 from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode, RowMode, write_rows
+from tests.waiting import PATIENCE_S
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.batching.codec import TensorCodec, TensorRows
 
@@ -171,7 +172,7 @@ def test_collated_one_by_one_each_batch_is_what_it_was(
 def test_a_rank_that_mixes_splits_collates_batches_side_by_side(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one lane, whose batches threads collate; they come in order."""
     monkeypatch.setattr("torch_table_loader.engine.machine.usable_cpus", lambda: 2)
-    meeting, calls = threading.Barrier(2, timeout=60), itertools.count()
+    meeting, calls = threading.Barrier(2, timeout=PATIENCE_S), itertools.count()
 
     def collate(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         if next(calls) < 2:  # later, there may be room for one batch alone

@@ -118,7 +118,7 @@ def ids_of(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("strategy", ["concat", "windows", "pad", "best_fit"])
 @pytest.mark.parametrize("where", ["near", "far"])
 @pytest.mark.parametrize("form", FORMS)
-@daily(8)
+@daily(4)
 def test_sequences_of_a_part_are_those_of_a_table_of_its_documents(
     tmp_path: Path, far: Callable[[], Any], form: str, where: str, strategy: Any, cut: dict[str, Any]
 ) -> None:
@@ -144,7 +144,7 @@ def test_sequences_of_a_part_are_those_of_a_table_of_its_documents(
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-@daily(8)
+@daily(5)
 def test_each_document_comes_once_in_one_part_on_any_world(
     tmp_path: Path, form: str, order: dict[str, Any], cut: dict[str, Any]
 ) -> None:

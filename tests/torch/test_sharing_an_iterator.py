@@ -13,6 +13,7 @@ import pytest
 
 from tests.effort import daily
 from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
+from tests.waiting import PATIENCE_S
 from torch_table_loader import TableLoader
 from torch_table_loader.engine.workers.pickling import twin_of
 
@@ -68,7 +69,7 @@ def in_threads(work: Callable[[], None], num_threads: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "a thread hangs"
 
 
@@ -128,7 +129,8 @@ def test_a_state_that_another_thread_takes_is_one_that_was(mode: Mode, table: Pa
     watcher.start()
     taken, _ = share(batches, 2)
     over.set()
-    watcher.join(30)
+    watcher.join(PATIENCE_S)
+    assert not watcher.is_alive()
     assert len(taken) == len(expected)
     for state in (states[0], states[len(states) // 2], states[-1]):
         loader.load_state_dict(state)

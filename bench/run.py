@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -33,6 +34,10 @@ DUELS: Mapping[str, Sequence[Duel]] = {
     "delta": bars.DELTA_DUELS,
 }
 """The duels of a part of the bench; a part may measure more."""
+
+
+_ONLY_HELD = {"MIMALLOC_PURGE_DELAY": "0"}
+"""Arrow's mimalloc keeps freed pages for a second, longer than an epoch takes: what is resident would be chance."""
 
 
 class Bench:
@@ -211,8 +216,9 @@ class Bench:
         """Compare peaks over epochs, and with the floor's."""
         half = 30
         for table, workers in (("A-zstd", "thread"), ("B", "thread"), ("D", "thread")):
+            asked = (*self._table(table, 8192), "--epochs", str(2 * half), "--who")
             ours, floor = (
-                self._child("bench.memory", *self._table(table, 8192), "--who", who, "--epochs", str(2 * half))["peaks"]
+                self._child("bench.memory", *asked, who, environment=_ONLY_HELD)["peaks"]
                 for who in (f"ours:{workers}", "floor")
             )
             first, last = statistics.median(ours[1:4]), statistics.median(ours[7:10])
@@ -304,9 +310,11 @@ class Bench:
         return ("--table", table, "--root", str(self._root), "--batch-size", str(batch_size))
 
     @staticmethod
-    def _child(module: str, *arguments: str) -> Any:
+    def _child(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
         command = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
         return json.loads(done.stdout.splitlines()[-1])

@@ -204,8 +204,8 @@ FAULTS = (
     ),
     Fault(
         *(3, "a chunk's rest is lost between batches", "batching/rows.py"),
-        "        self._carry.add(rows, stop)\n        return ready\n\n    def rest",
-        "        self._carry.add(rows, max(stop, rows.num_rows - 1))\n        return ready\n\n    def rest",
+        "self._waiting.add(rows, stop, rows.num_rows)",
+        "self._waiting.add(rows, max(stop, rows.num_rows - 1), rows.num_rows)",
         _BATCHES,
     ),
     Fault(
@@ -381,8 +381,8 @@ FAULTS = (
     ),
     Fault(
         *(8, "views keep whole chunks in memory", "batching/rows.py"),
-        "            if left <= start and not self._keeps_views:\n                part = self._codec.concat([part])",
-        "            if left <= start and not part.num_rows:\n                part = self._codec.concat([part])",
+        "small = self.stop == self.chunk.num_rows and 2 * self.num_rows <= self.stop",
+        "small = self.stop == self.chunk.num_rows and not self.num_rows",
         (
             "tests/rooms/test_batching_memory.py",
             "tests/torch/test_batch_by_file.py::test_a_small_rest_of_a_chunk_does_not_keep_the_chunk",

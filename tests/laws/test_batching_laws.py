@@ -215,10 +215,10 @@ def _parts(codec: Any, batch: pa.RecordBatch, cuts: list[int], *, whole: bool) -
 chunkings = st.lists(st.integers(0, 70), max_size=5)
 
 
-def _rest(exact: ExactBatches[Any], batch_size: int) -> list[Any]:
+def _rest(exact: ExactBatches[Any], codec: Any, batch_size: int) -> list[Any]:
     """Make the short last batch, if there is one."""
     rest = exact.rest()
-    return [] if rest is None else rest.batches(batch_size)
+    return codec.as_one(rest).batches(batch_size) if rest else []
 
 
 @settings(max_examples=examples(120), deadline=None)
@@ -233,7 +233,7 @@ def test_all_batches_together_are_the_table(
         rows = codec.decode(chunk)
         for parts in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
             batches += codec.as_one(parts).batches(batch_size)
-    batches += _rest(exact, batch_size)
+    batches += _rest(exact, codec, batch_size)
     sizes = [len(_values(next(iter(batch.values())))) for batch in batches]
     assert sum(sizes) == table.num_rows
     assert all(size == batch_size for size in sizes[:-1])
@@ -512,7 +512,7 @@ def test_writing_into_one_batch_changes_no_other(
         rows = codec.decode(_taken(chunk, range(chunk.num_rows)))
         for parts in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
             batches += codec.as_one(parts).batches(batch_size)
-    batches += _rest(exact, batch_size)
+    batches += _rest(exact, codec, batch_size)
     before = [[tensor.clone() for tensor in _tensors(batch)] for batch in batches]
     for index, batch in enumerate(batches):
         for tensor in _tensors(batch):

@@ -1,10 +1,10 @@
-"""How record batches become outputs: bare arrays for torch and numpy, record batches for arrow and dict."""
+"""How record batches become outputs: bare arrays for torch and numpy; for arrow and dict see `ArrowCodec`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
-from itertools import chain, pairwise, repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from math import prod
 from operator import getitem, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
@@ -13,25 +13,32 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.arrays import encoded, plain, take_rows
+from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.buffers import CACHE_LINE, Arena, aligned, new_array
-from torch_table_loader.arrow.datatypes import decoded_type
-from torch_table_loader.arrow.python_values import python_values
-from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.batching import outputs
+from torch_table_loader.batching.arrow_codec import ArrowCodec, check_columns
 from torch_table_loader.batching.decoders import Branch, Leaf, Shape, Stack
 from torch_table_loader.batching.flat_views import FlatViews
-from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write, mark_of
+from torch_table_loader.batching.outputs import DenseKind, mark_of
 from torch_table_loader.batching.policy import column_functions
-from torch_table_loader.batching.rows import Collected, DealtWhole, PlainCodec, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import (
+    Collected,
+    CollectedParts,
+    DealtWhole,
+    PlainCodec,
+    Rows,
+    RowsCodec,
+    new_block,
+    pieces_of,
+)
 from torch_table_loader.batching.types import choose, keyed
-from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from torch_table_loader.arrow.buffers import NewArray
+    from torch_table_loader.batching.jagged import Room
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
     from torch_table_loader.planning.windows import Dealing
@@ -42,6 +49,10 @@ _NEAR_BYTES = 1 << 20
 
 _HOT_BYTES = 1 << 18
 """Bytes of columns that are dealt together: a core's second cache must hold them, and their copy."""
+
+
+_FEW = 8
+"""Room is made once one of so many rows came, so that it is at most so many times what comes."""
 
 
 def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
@@ -208,7 +219,7 @@ class TensorCodec(PlainCodec[TensorRows]):
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
         """View a record batch as rows."""
         if batch.schema is not self._schema and not batch.schema.equals(self._schema):
-            _check_columns(batch.schema, self._schema, self._coded)
+            check_columns(batch.schema, self._schema, self._coded)
         columns = batch.columns
         for place in self._encoded:
             columns[place] = plain(columns[place])
@@ -269,6 +280,16 @@ class TensorCodec(PlainCodec[TensorRows]):
             for alike in self._alike
         ]
 
+    def rooms(self, rows: TensorRows, length: int) -> list[tuple[list[int], NDArray[Any]]]:
+        """Make room for so many rows like some, less what varies: places of leaves, and an array of an entry each."""
+        new = self.arena(length).array
+        found = [(alike.places, grid[:, :length]) for alike, grid in self.grids(length, new)]
+        for place in self.unlike:
+            if self.leaves[place].kind.row_bytes:
+                data = rows.data[place]
+                found.append(([place], new((1, length, *data.shape[1:]), data.dtype)))
+        return found
+
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
         num_rows = sum([part.num_rows for part in parts])
@@ -283,8 +304,8 @@ class TensorCodec(PlainCodec[TensorRows]):
         return TensorRows(self, num_rows, self._in_order(found))
 
     @override
-    def collected(self, most: int, expected: int = 0) -> Collected[TensorRows]:
-        return _CollectedTensors(self, most, expected)
+    def collected(self, most: int) -> Collected[TensorRows]:
+        return _CollectedTensors(self, most)
 
     @override
     def dealt(self, dealing: Dealing) -> Collected[TensorRows]:
@@ -351,55 +372,62 @@ class TensorCodec(PlainCodec[TensorRows]):
         return TensorRows(self, block.num_rows, data)
 
 
-class _CollectedTensors(Collected[TensorRows]):
-    """Copies chunks into room for all of them while caches hold them; those of varying width are joined at the end.
+class _CollectedTensors(CollectedParts[TensorRows]):
+    """Copies chunks into room for all of them as they come, so that each is released.
 
-    Room is made for as many rows as are expected, or were taken the last time, and twice as many where that is too
-    little: the most may be far more than ever come.
+    Few chunks, or few rows, wait as they are: if all have come, they are joined once, and if no more come, no room was
+    made in vain.
     """
 
-    def __init__(self, codec: TensorCodec, most: int, expected: int) -> None:
-        self._codec = codec
+    _codec: TensorCodec
+
+    def __init__(self, codec: TensorCodec, most: int) -> None:
+        super().__init__(codec)
         self._most = most
-        self._room: list[Any] = []
-        """Of each leaf an array of so many rows, or a list of chunks; empty while nothing was added."""
-        self._rows = expected
-        """The rows for which there is room, or is to be."""
+        self._rooms: list[tuple[list[int], NDArray[Any]]] = []
+        """See `TensorCodec.rooms`."""
+        self._varying: dict[int, Room] | None = None
+        """Room for the other leaves, by their places; None while chunks wait as they are."""
 
     @override
     def add(self, rows: TensorRows, start: int, stop: int) -> None:
-        end = self.num_rows + stop - start
-        if not self._room or end > self._rows:
-            self._make_room(rows, end)
-        small = 2 * (stop - start) <= rows.num_rows  # a view would keep the whole chunk in memory
-        for leaf, room, data in zip(self._codec.leaves, self._room, rows.data, strict=True):
-            part = leaf.kind.slice(data, start, stop)
-            if leaf.kind.row_bytes:
-                room[self.num_rows : end] = part
-            else:
-                room.append(leaf.kind.join([part], new_array) if small else part)
-        self.num_rows = end
+        if self._varying is not None:
+            self._copy(rows, start, stop)
+            for place, room in self._varying.items():
+                part = self._codec.leaves[place].kind.slice(rows.data[place], start, stop)
+                room.add(part, self._most - self.num_rows)
+            return
+        super().add(rows, start, stop)
+        if len(self._parts) > 1 and self.num_rows < self._most <= _FEW * self.num_rows:
+            self._varying = self._make_room(self._most - self.num_rows)
 
-    def _make_room(self, rows: TensorRows, end: int) -> None:
-        if end > self._rows:
-            self._rows = min(self._most, 2 * end)
-        new, before = self._codec.arena(self._rows).array, self._room
-        self._room = []
-        for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
-            if leaf.kind.row_bytes:
-                self._room.append(new((self._rows, *data.shape[1:]), data.dtype))
-                if before:
-                    self._room[place][: self.num_rows] = before[place][: self.num_rows]
-            else:
-                self._room.append(before[place] if before else [])
+    def _make_room(self, to_come: int) -> dict[int, Room]:
+        """Make room for all rows, and copy those that wait."""
+        parts = super().taken()
+        self._rooms = self._codec.rooms(parts[0], self._most)
+        for part in parts:
+            self._copy(part, 0, part.num_rows)
+        places = self._codec.varying
+        return {at: self._codec.leaves[at].kind.room([part.data[at] for part in parts], to_come) for at in places}
+
+    def _copy(self, rows: TensorRows, start: int, stop: int) -> None:
+        """Copy what has one width."""
+        end = self.num_rows + stop - start
+        for places, room in self._rooms:
+            np.concatenate([rows.data[at][None, start:stop] for at in places], out=room[:, self.num_rows : end])
+        self.num_rows = end
 
     @override
     def taken(self) -> Sequence[TensorRows]:
-        room, num_rows = self._room, self.num_rows
-        self._room, self.num_rows, self._rows = [], 0, num_rows
-        columns = zip(self._codec.leaves, room, strict=True)
-        data = [each[:num_rows] if leaf.kind.row_bytes else leaf.kind.join(each, new_array) for leaf, each in columns]
-        return [TensorRows(self._codec, num_rows, data)]
+        if self._varying is None:
+            return super().taken()
+        data: list[Any] = [None] * len(self._codec.leaves)
+        for places, room in self._rooms:
+            for place, each in zip(places, room, strict=True):
+                data[place] = each[: self.num_rows]
+        for place in self._codec.varying:
+            data[place] = self._varying.pop(place).taken()
+        return [TensorRows(self._codec, self.num_rows, data)]
 
 
 class _DealtTensors(Collected[TensorRows]):
@@ -413,7 +441,7 @@ class _DealtTensors(Collected[TensorRows]):
         self._codec = codec
         self._dealing = dealing
         self._rooms: list[tuple[list[int], NDArray[Any]]] = []
-        """Places of leaves of one type, and an array with an entry for each; empty while nothing was added."""
+        """See `TensorCodec.rooms`; empty while nothing was added."""
         self._varying: dict[int, list[Any]] = {place: [] for place in codec.varying}
         """Chunks of the other leaves, by their places."""
         self._scratch = np.empty(0, dtype=np.uint8)
@@ -421,7 +449,7 @@ class _DealtTensors(Collected[TensorRows]):
     @override
     def add(self, rows: TensorRows, start: int, stop: int) -> None:
         if not self._rooms:
-            self._make_rooms(rows)
+            self._rooms = self._codec.rooms(rows, self._dealing.length)
         small = stop == rows.num_rows and 2 * (stop - start) <= stop  # see `Part.kept`
         for place, chunks in self._varying.items():
             kind = self._codec.leaves[place].kind
@@ -466,14 +494,6 @@ class _DealtTensors(Collected[TensorRows]):
         for at, low, high in blocks:
             dealt[:, :, at : at + high - low] = gathered[:, :, low:high]
 
-    def _make_rooms(self, rows: TensorRows) -> None:
-        length, new = self._dealing.length, self._codec.arena(self._dealing.length).array
-        self._rooms += [(alike.places, grid[:, :length]) for alike, grid in self._codec.grids(length, new)]
-        for place in self._codec.unlike:
-            if self._codec.leaves[place].kind.row_bytes:
-                data = rows.data[place]
-                self._rooms.append(([place], new((1, length, *data.shape[1:]), data.dtype)))
-
     @override
     def taken(self) -> Sequence[TensorRows]:
         data: list[Any] = [None] * len(self._codec.leaves)
@@ -485,115 +505,3 @@ class _DealtTensors(Collected[TensorRows]):
             joined = kind.join(self._varying.pop(place), new_array)  # of one column at a time, there are two copies
             data[place] = kind.take([joined], self._dealing.order, new_array, new_array)
         return [TensorRows(self._codec, self.num_rows, data)]
-
-
-class ArrowRows(Rows):
-    """A run of rows; with `python`, batches come as dicts of Python lists."""
-
-    __slots__ = ("_python", "batch")
-
-    def __init__(self, batch: pa.RecordBatch, *, python: bool) -> None:
-        self.batch = batch
-        self._python = python
-
-    @property
-    def num_rows(self) -> int:
-        """How many."""
-        return int(self.batch.num_rows)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of their values."""
-        return int(self.batch.nbytes)
-
-    def slice(self, start: int, stop: int) -> Self:
-        """View rows `start` to `stop`."""
-        return type(self)(self.batch.slice(start, stop - start), python=self._python)
-
-    def take(self, indices: NDArray[np.int64]) -> Self:
-        """Copy the rows at `indices`."""
-        if not self.batch.num_columns:
-            return self.slice(0, len(indices))
-        return type(self)(take_rows(self.batch, pa.array(indices)), python=self._python)
-
-    @override
-    def cut(self, bounds: Sequence[int]) -> list[Any]:
-        """Cut into record batches, or dicts of name to Python list."""
-        cut = [self.batch.slice(start, stop - start) for start, stop in pairwise(bounds)]
-        if not self._python:
-            return cut
-        names = self.batch.schema.names
-        return [dict(zip(names, map(python_values, piece.columns), strict=True)) for piece in cut]
-
-
-class ArrowCodec(PlainCodec[ArrowRows]):
-    """Joins and ships record batches of one schema; with `python`, batches come as dicts of Python lists."""
-
-    def __init__(self, schema: pa.Schema, *, python: bool) -> None:
-        self._schema = schema
-        self._python = python
-        self.views_at_once = 0 if python else max(1, sizes().cut_objects)
-        self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
-
-    def decode(self, batch: pa.RecordBatch) -> ArrowRows:
-        """Return a record batch the schema that all batches have."""
-        if not batch.schema.equals(self._schema, check_metadata=True):
-            _check_columns(batch.schema, self._schema)
-            if batch.columns:
-                batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
-        for name in self._times:  # here, where it is known which file they are of
-            check_times(name, batch.column(name))
-        return ArrowRows(batch, python=self._python)
-
-    def decode_plain(self, columns: Sequence[pa.Array]) -> ArrowRows:
-        """Return columns in their plain types as the schema has them."""
-        arrays = [encoded(plain(array), entry.type) for array, entry in zip(columns, self._schema, strict=True)]
-        for name in self._times:
-            check_times(name, arrays[self._schema.get_field_index(name)])
-        return ArrowRows(pa.RecordBatch.from_arrays(arrays, schema=self._schema), python=self._python)
-
-    def concat(self, parts: Sequence[ArrowRows]) -> ArrowRows:
-        """Copy runs into one."""
-        return ArrowRows(self._join(parts), python=self._python)
-
-    def _join(self, parts: Sequence[ArrowRows]) -> pa.RecordBatch:
-        columns = []
-        for index, entry in enumerate(self._schema):
-            try:
-                columns.append(pa.concat_arrays([part.batch.column(index) for part in parts]))
-            except pa.ArrowInvalid as error:
-                raise TableError(
-                    f"column {entry.name!r}: {sum(part.num_rows for part in parts)} rows do not fit into one "
-                    f"Arrow array of type {entry.type} ({error}); make batch_size or shuffle_buffer_size smaller"
-                ) from error
-        if not columns:
-            return pa.Table.from_batches([part.batch for part in parts]).combine_chunks().to_batches()[0]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def pack(self, *parts: ArrowRows, out: Allocate | None = None) -> Block:
-        """Copy runs into one flat block: an Arrow IPC stream."""
-        batch = parts[0].batch if len(parts) == 1 else self._join(parts)
-        block, pieces = new_block([ipc_size(batch)], batch.num_rows, out)
-        ipc_write(batch, pieces[0])
-        return block
-
-    def unpack(self, block: Block) -> ArrowRows:
-        """View a block as rows."""
-        return ArrowRows(ipc_read(pieces_of(block)[0]), python=self._python)
-
-
-def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str] = ()) -> None:
-    """Refuse a record batch with other columns; nullability and metadata do not matter.
-
-    Columns in `encoded` may come as dictionaries.
-    """
-    if came.names != expected.names:
-        raise TableError(
-            f"expected the columns {expected.names}, got {came.names}; if the file was rewritten, make the loader again"
-        )
-    for entry, wanted in zip(came, expected, strict=True):
-        alike = entry.name in encoded and decoded_type(entry.type) == decoded_type(wanted.type)
-        if not alike and entry.type != wanted.type:
-            raise TableError(
-                f"column {wanted.name!r}: expected type {wanted.type}, got {entry.type}; was the file rewritten?"
-            )

@@ -23,7 +23,8 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import bits, null_mask, offsets_of, plain, relisted, valid_mask
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.sound import check_times
-from torch_table_loader.batching.outputs import DenseKind, Kind, Lists, ListsKind, TextKind, dense_kind, offsets_from
+from torch_table_loader.batching.jagged import Lists, offsets_from
+from torch_table_loader.batching.outputs import DenseKind, Kind, ListsKind, TextKind, dense_kind
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:

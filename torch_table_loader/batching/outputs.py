@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise, repeat
 from math import prod
 from operator import sub
@@ -24,10 +24,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
+from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import NewArray, joined, new_array
 from torch_table_loader.arrow.copied_runs import COPIED_BYTES, copied_runs
 from torch_table_loader.arrow.python_values import python_values
+from torch_table_loader.batching.jagged import (
+    KeptUntilJoined,
+    Lists,
+    ListsRoom,
+    Room,
+    joined_offsets,
+    offsets_from,
+    used_values,
+)
 from torch_table_loader.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -44,16 +54,6 @@ _LONG_LIST = 128
 
 Output = Callable[[Any], Any]
 """Makes what comes out of an array: `tensor_of` or `array_of`."""
-
-
-class Lists(NamedTuple):
-    """Lists of fixed-width values: row i is ``values[offsets[i]:offsets[i + 1]]``.
-
-    Offsets are int32 or int64, only read, and need not begin at 0.
-    """
-
-    offsets: NDArray[Any]
-    values: NDArray[Any]
 
 
 class Kind(ABC):
@@ -81,6 +81,10 @@ class Kind(ABC):
     @abstractmethod
     def join(self, parts: Sequence[Any], new: NewArray) -> Any:
         """Copy runs into one; arrays of as many bytes as `row_bytes` says for each row come from `new`."""
+
+    def room(self, parts: Sequence[Any], to_come: int) -> Room:  # noqa: ARG002 others copy runs as they come
+        """Return what joins runs with those of so many rows that are still to come."""
+        return KeptUntilJoined(partial(self.join, new=new_array), parts)
 
     def whole(self, parts: Sequence[Any]) -> Any:
         """Return runs as one; a single one is not copied."""
@@ -186,7 +190,7 @@ class ListsKind(Kind):
 
     def take(self, parts: Sequence[Lists], indices: NDArray[np.int64], new: NewArray, near: NewArray) -> Lists:  # noqa: ARG002
         """Copy rows in the given order: long lists as wholes, short ones value by value."""
-        chunks, begins = [_used(part) for part in parts], _joined_offsets(parts)
+        chunks, begins = [used_values(part) for part in parts], joined_offsets(parts)
         starts = begins.take(indices)
         lengths = begins.take(indices + 1) - starts
         offsets = offsets_from(lengths)
@@ -198,42 +202,27 @@ class ListsKind(Kind):
 
     def join(self, parts: Sequence[Lists], new: NewArray = new_array) -> Lists:  # noqa: ARG002
         """Copy runs into one."""
-        return Lists(_joined_offsets(parts), joined([_used(part) for part in parts]))
+        return Lists(joined_offsets(parts), joined([used_values(part) for part in parts]))
+
+    @override
+    def room(self, parts: Sequence[Lists], to_come: int) -> Room:
+        return ListsRoom(parts, to_come)
 
     def prepare(self, parts: Sequence[Lists]) -> tuple[Sequence[Lists], tuple[int, ...]]:
         """Nothing to do; one piece holds the offsets, one the values."""
         num_rows = sum(len(part.offsets) - 1 for part in parts)
-        return parts, (8 * (num_rows + 1), sum(_used(part).nbytes for part in parts))
+        return parts, (8 * (num_rows + 1), sum(used_values(part).nbytes for part in parts))
 
     def write(self, prepared: Sequence[Lists], pieces: Sequence[NDArray[np.uint8]]) -> None:
         """Copy the runs one after another."""
-        pieces[0].view(np.int64)[:] = _joined_offsets(prepared)
-        runs = [_used(part) for part in prepared]
+        pieces[0].view(np.int64)[:] = joined_offsets(prepared)
+        runs = [used_values(part) for part in prepared]
         np.concatenate(runs, out=self.item.read(pieces[1:], sum(map(len, runs))))
 
     def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> Lists:
         """View the two pieces as rows."""
         offsets = pieces[0].view(np.int64)[: num_rows + 1]
         return Lists(offsets, self.item.read(pieces[1:], int(offsets[-1])))
-
-
-def _used(data: Lists) -> NDArray[Any]:
-    return data.values[data.offsets[0] : data.offsets[-1]]
-
-
-def _joined_offsets(parts: Sequence[Lists]) -> NDArray[np.int64]:
-    return offsets_from(np.concatenate([np.diff(part.offsets) for part in parts]))
-
-
-def offsets_from(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where each list begins and the last ends, from 0, for some lengths.
-
-    >>> offsets_from(np.array([2, 0, 3]))
-    array([0, 2, 2, 5])
-    """
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 @dataclass(frozen=True, slots=True)

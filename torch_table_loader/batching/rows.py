@@ -5,7 +5,9 @@ Chunks of rows become batches of one size, or windows in which rows are permuted
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
@@ -45,6 +47,17 @@ class Block:
     sizes: tuple[int, ...]
 
 
+def taken(values: list[Any]) -> Iterator[Any]:
+    """Return the values of a list, which keeps none that was returned.
+
+    >>> values = [1, 2, 3]
+    >>> next(taken(values)), values
+    (1, [3, 2])
+    """
+    values.reverse()
+    return map(list.pop, repeat(values, len(values)))
+
+
 class Batches(list[Any]):
     """Finished batches; `counts` is what was counted of each, and is empty where samples are rows."""
 
@@ -60,6 +73,10 @@ class Batches(list[Any]):
         counts = [count for run in runs if isinstance(run, Batches) for count in run.counts]
         return cls(chain.from_iterable(runs), counts)
 
+    def taken(self) -> Iterator[Any]:
+        """Return them, and keep none that was returned."""
+        return taken(self)
+
 
 class LateBatches:
     """Batches that are views of rows, cut a few at a time when they are taken.
@@ -71,11 +88,13 @@ class LateBatches:
         at_once: how many are cut at a time.
     """
 
-    __slots__ = ("_at_once", "_batch_size", "_number", "_runs")
+    __slots__ = ("_at", "_at_once", "_batch_size", "_number", "_runs")
     counts: Sequence[SampleCounts] = ()
 
     def __init__(self, runs: Sequence[Rows], batch_size: int, at_once: int) -> None:
-        self._runs = runs
+        self._runs = deque(runs)
+        self._at = 0
+        """Rows of the first run that are cut."""
         self._batch_size = batch_size
         self._at_once = at_once
         self._number = sum([-(-rows.num_rows // batch_size) for rows in runs])
@@ -84,19 +103,24 @@ class LateBatches:
         """How many."""
         return self._number
 
-    def __iter__(self) -> Iterator[Any]:
-        """Return them, each without a step in Python of its own."""
-        return chain.from_iterable(self._cuts())
+    def taken(self) -> Iterator[Any]:
+        """Return them, each without a step in Python of its own, and keep none that was returned."""
+        return chain.from_iterable(iter(self._few, None))
 
-    def _cuts(self) -> Iterator[list[Any]]:
-        size = self._batch_size
-        few = self._at_once * size
-        for rows in self._runs:
-            for start in range(0, rows.num_rows, few):
-                part = rows
-                if rows.num_rows > few:
-                    part = rows.slice(start, min(start + few, rows.num_rows))
-                yield part.batches(size)
+    __iter__ = taken
+
+    def _few(self) -> Iterator[Any] | None:
+        """Cut the next ones; None after the last."""
+        if not self._runs:
+            return None
+        size, rows, start = self._batch_size, self._runs[0], self._at
+        self._at = stop = min(start + self._at_once * size, rows.num_rows)
+        if stop == rows.num_rows:
+            self._runs.popleft()
+            self._at = 0
+        if stop - start < rows.num_rows:
+            rows = rows.slice(start, stop)
+        return taken(rows.batches(size))
 
 
 SizedBatches: TypeAlias = Batches | LateBatches
@@ -243,8 +267,8 @@ class RowsCodec(ABC, Generic[R]):
             return parts[0]
         return self.concat(parts)
 
-    def collected(self, most: int, expected: int = 0) -> Collected[R]:  # noqa: ARG002 other codecs make room for rows
-        """Return what collects chunks of at most so many rows together, and is likely to get the expected ones."""
+    def collected(self, most: int) -> Collected[R]:  # noqa: ARG002 other codecs make room for rows
+        """Return what collects chunks of at most so many rows together, and likely of as many."""
         return CollectedParts(self)
 
     def taken(self, parts: Sequence[R], order: NDArray[np.int64]) -> R:
@@ -341,15 +365,21 @@ class Collected(ABC, Generic[R]):
 
 
 class CollectedParts(Collected[R]):
-    """Keeps chunks as they are until they are taken; for what is copied see `Part.kept`."""
+    """Keeps chunks as they are until they are taken.
 
-    def __init__(self, codec: RowsCodec[R]) -> None:
+    Args:
+        keeps_views: whether each part is a view; else see `Part.kept` for what is copied.
+    """
+
+    def __init__(self, codec: RowsCodec[R], *, keeps_views: bool = False) -> None:
         self._codec = codec
+        self._keeps_views = keeps_views
         self._parts: list[R] = []
 
     @override
     def add(self, rows: R, start: int, stop: int) -> None:
-        self._parts.append(Part(rows, start, stop).kept(self._codec))
+        part = Part(rows, start, stop)
+        self._parts.append(part.rows if self._keeps_views else part.kept(self._codec))
         self.num_rows += stop - start
 
     @override
@@ -373,56 +403,24 @@ class DealtWhole(CollectedParts[R]):
         return [self._codec.taken(super().taken(), self._dealing.order_in(new_array))]
 
 
-class _Carry(Generic[R]):
-    """What is left of a chunk when whole batches or windows were cut off: rows that wait for more, in order."""
-
-    __slots__ = ("_codec", "_keeps_views", "_parts", "num_rows")
-
-    def __init__(self, codec: RowsCodec[R], *, keeps_views: bool) -> None:
-        self._codec = codec
-        self._keeps_views = keeps_views
-        self._parts: list[R] = []
-        self.num_rows = 0
-
-    def add(self, rows: R, start: int) -> None:
-        """Keep the rows from `start` on.
-
-        A small rest is copied, since a view would keep the whole chunk in memory until the next one is there; but not
-        where all is copied once it is whole.
-        """
-        left = rows.num_rows - start
-        if left == 0:
-            return
-        if start == 0:
-            part = rows
-        else:
-            part = rows.slice(start, rows.num_rows)
-            if left <= start and not self._keeps_views:
-                part = self._codec.concat([part])
-        self._parts.append(part)
-        self.num_rows += left
-
-    def take(self, rows: R | None = None, stop: int = 0) -> list[R]:
-        """Return all that waits and the rows up to `stop`, as runs in order; nothing waits then."""
-        if rows is not None and stop:
-            self._parts.append(rows.slice(0, stop))
-        parts, self._parts, self.num_rows = self._parts, [], 0
-        return parts
-
-
 class ExactBatches(Generic[R]):
     """Cuts a run of chunks into exact batches; copies only the batches that span chunks.
 
     Args:
         copied: whether what is cut is copied anyway, so that nothing is before.
+        rows: all that come; None where that is not known.
     """
 
-    __slots__ = ("_batch_size", "_carry", "_codec")
+    __slots__ = ("_batch_size", "_codec", "_copied", "_left", "_waiting")
 
-    def __init__(self, codec: RowsCodec[R], batch_size: int, *, copied: bool = False) -> None:
+    def __init__(self, codec: RowsCodec[R], batch_size: int, *, copied: bool = False, rows: int | None = None) -> None:
         self._batch_size = batch_size
         self._codec = codec
-        self._carry = _Carry(codec, keeps_views=copied)
+        self._copied = copied
+        self._left = sys.maxsize if rows is None else rows
+        """Rows that are still to come."""
+        self._waiting: Collected[R] | None = None
+        """What is left of chunks from which whole batches were cut off."""
 
     def push(self, rows: R) -> list[list[R]]:
         """Add a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.
@@ -431,48 +429,58 @@ class ExactBatches(Generic[R]):
             No, one or two of these: the batch that spans chunks, then the whole batches of this chunk, which view it.
         """
         size, ready, start = self._batch_size, [], 0
-        if self._carry.num_rows:
-            start = size - self._carry.num_rows
-            if rows.num_rows < start:
-                self._carry.add(rows, 0)
+        self._left -= rows.num_rows
+        if self._waiting is not None:
+            start = min(size - self._waiting.num_rows, rows.num_rows)
+            self._waiting.add(rows, 0, start)
+            if self._waiting.num_rows < size:
                 return []
-            ready.append(self._carry.take(rows, start))
+            ready.append(self._taken(self._waiting))
         stop = rows.num_rows - (rows.num_rows - start) % size
         if stop > start:
             ready.append([rows if stop - start == rows.num_rows else rows.slice(start, stop)])
         if stop < rows.num_rows:
-            self._carry.add(rows, stop)
+            self._waiting = self._collected(min(size, rows.num_rows - stop + self._left))
+            self._waiting.add(rows, stop, rows.num_rows)
         return ready
 
-    def rest(self) -> R | None:
-        """Return what remains as rows, fewer than `batch_size`; None if nothing does."""
-        if self._carry.num_rows:
-            return self._codec.as_one(self._carry.take())
-        return None
+    def rest(self) -> list[R]:
+        """Return what remains as consecutive runs, of fewer rows than `batch_size`; none if nothing does."""
+        if self._waiting is None:
+            return []
+        return self._taken(self._waiting)
+
+    def _collected(self, most: int) -> Collected[R]:
+        if self._copied:
+            return CollectedParts(self._codec, keeps_views=True)
+        return self._codec.collected(most)
+
+    def _taken(self, waiting: Collected[R]) -> list[R]:
+        """Return all that waits, as runs in order; nothing waits then."""
+        self._waiting = None
+        return [*waiting.taken()]
 
 
 class PieceBatches(ExactBatches[R]):
     """Cuts a run of chunks into batches that end where its non-empty pieces do; the last of a piece may be short."""
 
-    __slots__ = ("_left", "_pieces")
+    __slots__ = ("_pieces",)
 
     def __init__(self, codec: RowsCodec[R], batch_size: int, pieces: Iterator[int]) -> None:
-        super().__init__(codec, batch_size)
+        super().__init__(codec, batch_size, rows=next(pieces, 0))
         self._pieces = pieces
-        self._left = next(pieces, 0)
 
     def push(self, rows: R) -> list[list[R]]:
         """Add a chunk; return what is ready, each as consecutive runs, of which the last batch may be short."""
         ready: list[list[R]] = []
-        while self._left and rows.num_rows >= self._left:
-            ready += super().push(rows if rows.num_rows == self._left else rows.slice(0, self._left))
-            if (rest := self.rest()) is not None:
-                ready.append([rest])
-            rows = rows.slice(self._left, rows.num_rows)
+        while (left := self._left) and rows.num_rows >= left:
+            ready += super().push(rows if rows.num_rows == left else rows.slice(0, left))
+            if rest := self.rest():
+                ready.append(rest)
+            rows = rows.slice(left, rows.num_rows)
             self._left = next(self._pieces, 0)
         if rows.num_rows:
             ready += super().push(rows)
-            self._left -= rows.num_rows
         return ready
 
 
@@ -492,7 +500,7 @@ class WindowShuffle(Generic[R]):
         self._sizes = sizes
         self._permute = permute
         self._index = first_window
-        self._waiting = codec.collected(sizes.most)
+        self._waiting: Collected[R] | None = None
 
     def push(self, part: Part[R]) -> Iterator[R]:
         """Add rows; yield the windows that are full, permuted, each as one run of its own memory.
@@ -502,10 +510,12 @@ class WindowShuffle(Generic[R]):
         chunk, start, end = part
         while start < end:
             size = self._sizes.size(self._index)
-            stop = min(end, start + size - self._waiting.num_rows)
+            stop = min(end, start + size - (0 if self._waiting is None else self._waiting.num_rows))
             if stop - start == size:
                 yield self._permuted([chunk.slice(start, stop)])
             else:
+                if self._waiting is None:
+                    self._waiting = self._codec.collected(size)
                 self._waiting.add(chunk, start, stop)
                 if self._waiting.num_rows == size:
                     yield from self.finish()
@@ -513,8 +523,9 @@ class WindowShuffle(Generic[R]):
 
     def finish(self) -> Iterator[R]:
         """Yield the last window, permuted, if rows are left; it must be taken."""
-        if self._waiting.num_rows:
-            yield self._permuted(self._waiting.taken())
+        if self._waiting is not None:
+            full, self._waiting = self._waiting, None
+            yield self._permuted(full.taken())
 
     def _permuted(self, parts: Sequence[R]) -> R:
         found = self._permute(self._index, parts)

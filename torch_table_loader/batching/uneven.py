@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import aligned
-from torch_table_loader.batching.outputs import offsets_from
+from torch_table_loader.batching.jagged import offsets_from
 from torch_table_loader.batching.rows import Block, PlainCodec, Rows, RowsCodec, new_block, piece_starts, pieces_of
 
 if TYPE_CHECKING:

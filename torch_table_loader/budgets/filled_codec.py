@@ -11,7 +11,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.outputs import offsets_from
+from torch_table_loader.batching.jagged import offsets_from
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.batching.uneven import UnevenRows, WholeBatchesCodec
 from torch_table_loader.budgets.counts import BudgetCounts

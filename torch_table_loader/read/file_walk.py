@@ -294,6 +294,7 @@ class FileWalk:
                     place += 1
                 if place == len(run.pieces) and stop < end:
                     return  # what is left of the row group was not asked for
+                del batch  # else it stays while the next one is decoded
             if self.row != end:
                 raise other_rows(run.groups, end, f"{end - self.row} fewer")
 

@@ -198,6 +198,7 @@ class TaskReader:
                     yield part.rows(first, min(first + most, stop))
                 if take == 0 and not ends:  # else whatever a stage makes beyond its count is refused
                     return
+                del part  # else its rows stay while the next ones are decoded
             if not self._knows_live(plan):
                 counts.check(len(segments))
 

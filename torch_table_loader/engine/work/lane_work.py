@@ -88,7 +88,7 @@ class LaneWork(ABC):
         """Join what the lanes left over to the rows of the rank's last batches, one run a batch; see `joins_tails`."""
         return []
 
-    def cutter(self, lane: int, start: int, unit: int | None) -> ExactBatches[Any]:  # noqa: ARG002 most cut all alike
+    def cutter(self, lane: int, start: int, unit: int | None, *, joins: bool) -> ExactBatches[Any]:  # noqa: ARG002 most cut all alike
         """Return what cuts the rows of a lane after `start` batches; see `LaneBatches`."""
         return ExactBatches(self.codec, (unit or 1) * self.plan.batch_size, copied=unit is not None)
 
@@ -215,15 +215,15 @@ class LaneBatches:
             unit: batches of which runs are cut that are copied into blocks; None where batches are views.
         """
         self.metrics = LaneMetrics(lane)
-        self.rest: Rows | None = None
-        """The rows that are left over when the lane is done, where they are joined with those of other lanes."""
+        self.rest: list[Rows] = []
+        """The rows left over when the lane is done, in parts, where they are joined with those of other lanes."""
         self._work = work
         self._calls_functions = work.calls_functions
         self._lane = lane
         self._start = start
         self._keeps_rest = joins or not work.plan.counted
         self._source = work.rows_to_the_end(lane, start, ahead) if joins else work.rows(lane, start, ahead)
-        self._cutter = work.cutter(lane, start, unit)
+        self._cutter = work.cutter(lane, start, unit, joins=joins)
         self._runs: deque[list[Rows]] = deque()
         """Decoded rows of whole batches that are not taken yet; each is one run in one or several parts."""
         self._done = False
@@ -313,16 +313,18 @@ class LaneBatches:
                 self.metrics.rows += rows.num_samples
                 self.metrics.num_bytes += rows.num_bytes
                 self._runs.extend(self._cutter.push(rows))
+                del rows  # else they stay while the next ones are read
         return bool(self._runs)
 
     def _end(self) -> None:
         self._done = True
-        rest = self._cutter.rest()
-        if rest is None:
-            return
-        whole = rest.num_rows
-        if self._keeps_rest:
-            whole -= whole % self._work.plan.batch_size
-            self.rest = rest.slice(whole, rest.num_rows) if whole < rest.num_rows else None
-        if whole:
-            self._runs.append([rest.slice(0, whole) if whole < rest.num_rows else rest])
+        rest, size = self._cutter.rest(), self._work.plan.batch_size
+        num_rows = sum(part.num_rows for part in rest)
+        if self._keeps_rest and num_rows < size:
+            self.rest = rest
+        elif self._keeps_rest and num_rows % size:
+            rows, whole = self._work.codec.as_one(rest), num_rows // size * size
+            self._runs.append([rows.slice(0, whole)])
+            self.rest = [rows.slice(whole, num_rows)]
+        elif rest:
+            self._runs.append(rest)

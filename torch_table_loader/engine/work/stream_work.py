@@ -122,9 +122,12 @@ class StreamWork(LaneWork):
             yield cast("Rows", rows.take(places))
 
     @override
-    def cutter(self, lane: int, start: int, unit: int | None) -> ExactBatches[Any]:
+    def cutter(self, lane: int, start: int, unit: int | None, *, joins: bool) -> ExactBatches[Any]:
+        if joins:  # else only whole batches come, but for the very last
+            left = self.plan.lanes[lane].num_rows - start * self.plan.batch_size
+            return ExactBatches(self.codec, self.plan.batch_size, rows=left)
         if not self.plan.by_file:
-            return LaneWork.cutter(self, lane, start, unit)
+            return LaneWork.cutter(self, lane, start, unit, joins=joins)
         return PieceBatches(self.codec, (unit or 1) * self.plan.batch_size, self.plan.piece_rows(lane, start))
 
     def joins_tails(self, start: int) -> bool:

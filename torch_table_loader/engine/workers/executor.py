@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch_table_loader.arrow.buffers import LargeArrays
 from torch_table_loader.engine.work.lane_work import LaneBatches
 from torch_table_loader.errors import WorkerError
 from torch_table_loader.forks import this_process
@@ -38,8 +39,8 @@ class LaneExecutor(ABC):
         """Return a lane's next block of batches; None when the lane is done. Raises the lane's error, if any."""
 
     @abstractmethod
-    def rest(self, lane: int) -> Rows | None:
-        """Return the rows left over by a finished lane; only if rows are not counted."""
+    def rest(self, lane: int) -> list[Rows]:
+        """Return the rows left over by a finished lane, in parts; only if rows are not counted."""
 
     @abstractmethod
     def close(self, *, is_over: bool = False) -> None:
@@ -85,7 +86,7 @@ class CallerExecutor(LaneExecutor):
         join_tails(self._work, self._lanes, self._ahead)
         return self._lanes[lane].next_block(self._prefetch)
 
-    def rest(self, lane: int) -> Rows | None:
+    def rest(self, lane: int) -> list[Rows]:
         """Return the rows left over by a finished lane."""
         return self._lanes[lane].rest
 
@@ -127,6 +128,8 @@ def join_tails(work: LaneWork, lanes: Sequence[LaneBatches], ahead: Fetcher | No
         while lane.next_block() is not None:
             msg = "a lane made a full batch after the plan's last"
             raise AssertionError(msg)
-    tails = work.tails([lane.rest for lane in lanes if lane.rest is not None], ahead)
+    LargeArrays.release()  # of the sizes that lanes took, none is taken again
+    tails = work.tails([part for lane in lanes for part in lane.rest], ahead)
     for number, lane in enumerate(lanes):
+        lane.rest = []
         lane.add_tails(tails[number :: len(lanes)])

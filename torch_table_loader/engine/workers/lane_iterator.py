@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
+from torch_table_loader.batching.rows import taken
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
 from torch_table_loader.errors import ConfigError, ResumeError
 
@@ -115,17 +116,15 @@ class LaneIterator(Iterator[Any]):
     def _refill(self, source: LaneBatches) -> None:
         """Build the next batches; at the end, those of the remaining rows."""
         if (block := source.next_block()) is not None:
-            self._ready = iter(block)
+            self._ready = block.taken()
             return
         last = self._last(source)
         self._metrics.batches += len(last)
-        self._source, self._ready = None, iter(last)
+        self._source, self._ready = None, taken(last)
         self._close()
 
     def _last(self, source: LaneBatches) -> list[Any]:
-        if source.rest is None:
-            return []
-        batches, _ = self._work.last_batches([source.rest])
+        batches, _ = self._work.last_batches(source.rest)
         return [self._work.collated(batch, self._lane, self._taken.batches) for batch in batches]
 
 

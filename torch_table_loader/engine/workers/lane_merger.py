@@ -143,9 +143,9 @@ def _blocks(
         counts.waited += time.perf_counter() - began
         if block is None or not close.alive:
             break
-        batches = iter(block)
+        batches = block.taken()
         if block.counts:
-            batches = map(partial(_counted, counts), block, block.counts)
+            batches = map(partial(_counted, counts), batches, block.counts)
         del block  # it goes with its last batch
         yield batches
     if is_counted and close.alive:
@@ -187,7 +187,7 @@ class _InTurn(Iterator[Any]):
             raise StopIteration
         if self._joined is None:
             work, executor = self._lanes.work, self._lanes.executor
-            rests = [rest for lane in range(work.lanes) if (rest := executor.rest(lane)) is not None]
+            rests = [part for lane in range(work.lanes) for part in executor.rest(lane)]
             batches, self._short_at_end = work.last_batches(rests)
             self._joined = deque(counted(batches))
         if not self._joined:

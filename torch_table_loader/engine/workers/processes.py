@@ -143,8 +143,8 @@ class _WorkerLanes(IterableDataset[_Message | None]):
             while (run := batches.next_run(work.block_batches)) is not None:
                 yield _Message(lane, batches.metrics, block=self._pack(*run))
         last = _Message(lane, batches.metrics, done=True)
-        if batches.rest is not None:
-            last.block = self._pack(batches.rest)
+        if batches.rest:
+            last.block = self._pack(*batches.rest)
         yield last
 
     def _pack(self, *parts: Rows) -> SharedBlock:
@@ -299,7 +299,7 @@ class ProcessExecutor(LaneExecutor):
         self._idle = idle
         begun = work.begun(start)
         self._ready: list[deque[Rows | list[Any] | BaseException]] = [deque() for _ in begun]
-        self._rest: list[Rows | None] = [None for _ in begun]
+        self._rest: list[list[Rows]] = [[] for _ in begun]
         self._done = [False for _ in begun]
         self._metrics = [LaneMetrics(lane) for lane in range(len(begun))]
         self._fetched = FetchStats()
@@ -347,7 +347,7 @@ class ProcessExecutor(LaneExecutor):
             return came
         return self._work.codec.batches_of([[came]], self._work.plan.batch_size)
 
-    def rest(self, lane: int) -> Rows | None:
+    def rest(self, lane: int) -> list[Rows]:
         """Return the rows left over by a finished lane."""
         return self._rest[lane]
 
@@ -378,7 +378,7 @@ class ProcessExecutor(LaneExecutor):
             rows = receiver.unpack(self._work.codec, message.block)
         if message.done:
             self._done[lane] = True
-            self._rest[lane] = rows
+            self._rest[lane] = [] if rows is None else [rows]
         elif rows is not None:
             self._ready[lane].append(rows)
         elif message.batch is not None:

@@ -238,7 +238,7 @@ class ThreadExecutor(LaneExecutor):
                 self._work_wanted.notify()
             return block
 
-    def rest(self, lane: int) -> Rows | None:
+    def rest(self, lane: int) -> list[Rows]:
         """Return the rows left over by a finished lane."""
         return self._lanes[lane].batches.rest
 

@@ -110,14 +110,10 @@ class ReusedBlocks:
         self._lent[id(reference)] = reference, block
         return memoryview(lent)
 
-    def release(self) -> None:
-        """Release the unused blocks."""
-        self._free.clear()
-
     def close(self) -> None:
         """Release the unused blocks now, and those in use once they are no longer used."""
         self._closed = True
-        self.release()
+        self._free.clear()
 
     def _unused(self, num_bytes: int, capacity: int) -> NDArray[Any] | None:
         """Return an unused block that is large enough, and at most twice as large; None if there is none."""
@@ -165,13 +161,6 @@ class LargeArrays:
         self.close = weakref.finalize(self, LargeArrays._end)
         """Release the unused memory, unless another one is open. It may be called more than once."""
         self.close.atexit = False
-
-    @staticmethod
-    def release() -> None:
-        """Release what is unused now."""
-        blocks = LargeArrays.blocks
-        if blocks is not None:
-            blocks.release()
 
     @staticmethod
     def _end() -> None:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch_table_loader.arrow.buffers import LargeArrays
 from torch_table_loader.engine.work.lane_work import LaneBatches
 from torch_table_loader.errors import WorkerError
 from torch_table_loader.forks import this_process
@@ -128,7 +127,6 @@ def join_tails(work: LaneWork, lanes: Sequence[LaneBatches], ahead: Fetcher | No
         while lane.next_block() is not None:
             msg = "a lane made a full batch after the plan's last"
             raise AssertionError(msg)
-    LargeArrays.release()  # of the sizes that lanes took, none is taken again
     tails = work.tails([part for lane in lanes for part in lane.rest], ahead)
     for number, lane in enumerate(lanes):
         lane.rest = []

@@ -421,7 +421,7 @@ class Table:
             return 0, 0
         with naming(self.storage, file):
             least, most = reader.decoded_bytes(meta, at, self._in_file(index, columns))
-        return least // meta.group_rows[at], most // meta.group_rows[at]
+        return -(-least // meta.group_rows[at]), -(-most // meta.group_rows[at])
 
     def _read_share(self, group: int, columns: Sequence[str]) -> float:
         """Return the share of a row group's stored bytes that belongs to some columns; 1 if it is unknown.

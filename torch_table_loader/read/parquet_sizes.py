@@ -103,7 +103,7 @@ def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Seq
             if said is None:
                 high = stored * values
             else:
-                low = high = said
+                low = high = said + _OFFSET_BYTES * values
         least, most = least + low, most + max(low, high)
     return Decoded(least, most, row_group.num_rows)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import threading
 import time
 import tracemalloc
 import warnings
@@ -44,6 +45,9 @@ IDLE_TIMES, IDLE_BYTES = 3, 64 << 20
 
 _SLOW_STEPS, _SLOW_S = 3, 0.1
 """Steps of training that take a while."""
+
+_LOOK_S = 0.0005
+"""Seconds between two looks at memory of two kinds."""
 
 _POOLS: list[pa.MemoryPool] = []
 """Buffers must not outlive the pool that they are of."""
@@ -427,9 +431,9 @@ def held_of(make: Callable[[], tuple[TableLoader, Any]], *, in_memory: bool = Fa
         warnings.simplefilter("ignore")
         loader, dataset = make()
         bound: int = dataset.explain().memory_bound
-        with own_pool() as pool, _traced(in_memory) as traced:
+        with own_pool() as pool, _traced(in_memory, pool) as traced:
             read(loader)
-            used = (pool.max_memory() or 0) + traced()
+            used = max(pool.max_memory() or 0, traced())
     return Held(bound, used)
 
 
@@ -448,15 +452,28 @@ def read(loader: TableLoader) -> None:
 
 
 @contextmanager
-def _traced(wanted: bool) -> Iterator[Callable[[], int]]:
-    """Let Python count what it allocates, and numpy; give what says the most so far."""
+def _traced(wanted: bool, pool: pa.MemoryPool) -> Iterator[Callable[[], int]]:
+    """Let Python count what it allocates, and numpy; give the most of it so far, together with what a pool had then.
+
+    The two are most at different times, so a thread looks at both as often as it can.
+    """
     if not wanted:
         yield lambda: 0
         return
+    over, most = threading.Event(), [0]
+
+    def look() -> None:
+        while not over.wait(_LOOK_S):
+            most[0] = max(most[0], tracemalloc.get_traced_memory()[0] + pool.bytes_allocated())
+
     tracemalloc.start()
+    looking = threading.Thread(target=look)
+    looking.start()
     try:
-        yield lambda: tracemalloc.get_traced_memory()[1]
+        yield lambda: max(most[0], tracemalloc.get_traced_memory()[1])
     finally:
+        over.set()
+        looking.join()
         tracemalloc.stop()
 
 

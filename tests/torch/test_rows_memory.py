@@ -55,7 +55,7 @@ def rows(loader: Any) -> list[int]:
 def test_a_store_of_texts_takes_what_was_planned(tmp_path: Path, word: str, others: str) -> None:
     """Texts take offsets too, which a writer does not count among their bytes."""
     words = [word.format(i) for i in range(20_000)]
-    columns = {"word": words, **dict.fromkeys(others, [i % 7 for i in range(20_000)])}
+    columns = {"word": words, **{name: range(20_000) for name in others}}
     pq.write_table(pa.table(columns), tmp_path / "0.parquet", row_group_size=5_000)
     loader, dataset = make(str(tmp_path / "0.parquet"), row_store=str(tmp_path / "rows"))
     next(iter(loader))

@@ -26,6 +26,13 @@ from torch_table_loader.sizes import small_sizes
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def no_request_is_late() -> Iterator[None]:
+    """On a busy machine a request may take long, and would be sent twice."""
+    with small_sizes(late_s=PATIENCE_S):
+        yield
+
+
 @dataclass
 class Store:
     """A store whose requests wait for the test."""

@@ -74,7 +74,7 @@ class ArrowCodec(PlainCodec[ArrowRows]):
         self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
 
     def decode(self, batch: pa.RecordBatch) -> ArrowRows:
-        """Return a record batch the schema that all batches have."""
+        """Return a record batch with the schema that all batches have."""
         if not batch.schema.equals(self._schema, check_metadata=True):
             check_columns(batch.schema, self._schema)
             if batch.columns:

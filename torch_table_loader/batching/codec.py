@@ -281,7 +281,11 @@ class TensorCodec(PlainCodec[TensorRows]):
         ]
 
     def rooms(self, rows: TensorRows, length: int) -> list[tuple[list[int], NDArray[Any]]]:
-        """Make room for so many rows like some, less what varies: places of leaves, and an array of an entry each."""
+        """Make room for `length` rows like `rows`, without leaves of varying width.
+
+        Returns:
+            Places of leaves, and an array with an entry for each of them.
+        """
         new = self.arena(length).array
         found = [(alike.places, grid[:, :length]) for alike, grid in self.grids(length, new)]
         for place in self.unlike:
@@ -375,8 +379,8 @@ class TensorCodec(PlainCodec[TensorRows]):
 class _CollectedTensors(CollectedParts[TensorRows]):
     """Copies chunks into room for all of them as they come, so that each is released.
 
-    Few chunks, or few rows, wait as they are: if all have come, they are joined once, and if no more come, no room was
-    made in vain.
+    The first chunks, or few rows, wait as they are: if they are all, they are joined once. If no more come, no room is
+    made for nothing.
     """
 
     _codec: TensorCodec
@@ -411,7 +415,7 @@ class _CollectedTensors(CollectedParts[TensorRows]):
         return {at: self._codec.leaves[at].kind.room([part.data[at] for part in parts], to_come) for at in places}
 
     def _copy(self, rows: TensorRows, start: int, stop: int) -> None:
-        """Copy what has one width."""
+        """Copy the leaves of fixed width."""
         end = self.num_rows + stop - start
         for places, room in self._rooms:
             np.concatenate([rows.data[at][None, start:stop] for at in places], out=room[:, self.num_rows : end])

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 _SPARE = 9 / 8
-"""Room for values that are to come, by what they are likely to take."""
+"""Room is made for so many times the values that are likely to come."""
 
 _FAR_ABOVE = 16
-"""Lists that are so many times as long as the usual ones say nothing of those that are to come."""
+"""A list more than so many times as long as usual does not raise the estimate of those to come."""
 
 _GROWTH = 4
-"""Room that was too small grows by one of so many parts, at least."""
+"""Room that is too small grows by at least one part in so many."""
 
 
 class Lists(NamedTuple):
@@ -57,7 +57,7 @@ def offsets_from(lengths: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class Room(ABC):
-    """What joins runs of one column that come one after the other."""
+    """Joins runs of one column that come one after the other."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class KeptUntilJoined(Room):
 
 
 class ListsRoom(Room):
-    """Copies runs of lists into room for all values, of which lengths so far tell how many they will be, about."""
+    """Copies runs of lists into room for all values; the lengths so far say how many these will be, about."""
 
     __slots__ = ("_end", "_lengths", "_values")
 
@@ -124,7 +124,7 @@ class ListsRoom(Room):
 
 
 def _usual_length(lengths: NDArray[Any]) -> float:
-    """Return the mean of some lengths, of which a few count less: those far above the median of the means of parts.
+    """Return the mean of some lengths; those far above the median of the means of their parts count less.
 
     >>> _usual_length(np.array([3, 5] * 40)), _usual_length(np.array([3, 5] * 40 + [10**9]))
     (4.0, 4.74...)

@@ -466,7 +466,7 @@ def _same_call(distributed: Any, call: Call, num_ranks: int) -> SameCall:
 
 
 def _to_wait(seconds: float) -> timedelta:
-    """Return how long a store of torch waits: it counts whole milliseconds, and without any it waits for ever."""
+    """Return how long a store of torch waits: it counts whole milliseconds, and takes 0 for no limit."""
     return timedelta(seconds=max(0.001, seconds))
 
 

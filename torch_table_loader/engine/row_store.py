@@ -61,7 +61,7 @@ _SHARE_OF_MEMORY = 0.75
 _NOT_IN_MEMORY = "the row store is not in memory, though it is within the memory of RowStore: {}"
 
 _TEXT_COPIES = 3
-"""Times that the distinct texts of a chunk may be here while those of its batches are joined."""
+"""Copies of the distinct texts of a chunk that may be in memory while those of its batches are joined."""
 
 _log = logging.getLogger(__name__)
 

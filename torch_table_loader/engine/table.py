@@ -45,10 +45,10 @@ _CHUNKS_TO_SIZE = 1 << 14
 """Chunks of columns, in footers, that are looked through for the rows that decode to the most: some 4 us for each."""
 
 _KEPT = 4
-"""Choices of columns of which it is known."""
+"""Choices of columns for which the sizes of row groups are kept."""
 
 _REPEATED = 2
-"""So many times what distinct texts and their codes take, a row store has of texts that are kept once."""
+"""A row store that keeps each text once takes at most so many times the bytes of distinct texts and codes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -234,9 +234,8 @@ class MixedRows(Items):
     def gathering(self, topology: Topology) -> Gathering:
         largest = max(self.sources.values(), key=lambda own: own.row_bytes)
         found = largest.having(replace(largest.rows, options=self.options)).gathering(topology)
-        return replace(
-            found, lane_bytes=2 * found.lane_bytes
-        )  # items of several stores are gathered apart, then joined
+        # Items of several stores are gathered apart, then joined.
+        return replace(found, lane_bytes=2 * found.lane_bytes)
 
     @override
     def facts(self, stages: Sequence[MixedRowsPosition], end: int, by_step: ByStep) -> ItemFacts:
